@@ -1,0 +1,160 @@
+"""TokenRecord: one episode's tokens, exactly as sent and received, never re-tokenised.
+
+Owns the ids, log-probabilities, masks and weight versions of an episode. It only grows: by rendered
+prompt ids, by generated ids, by rendered observation ids. The next prompt *is* the record, so it
+extends the previous ids exactly, and continuing an aborted turn is generating again.
+
+Eight bytes a token (id, log-prob) plus one small span per uninterrupted run of tokens of one kind;
+growth by half keeps that within twelve with spare capacity, and appending amortised O(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+NO_VERSION = -1
+"""Weight version of a token that no engine generated."""
+
+_FIRST_CAPACITY = 256
+
+
+@dataclass(slots=True)
+class Span:
+    """A run of tokens of one kind: `[start, next span's start)`."""
+
+    start: int
+    version: int
+    """Weight version that generated the run, or NO_VERSION for rendered tokens."""
+
+
+class TokenRecord:
+    """Append-only token arrays of one episode; a `TokenSink` for engines."""
+
+    def __init__(self) -> None:
+        self._ids: NDArray[np.int32] = np.empty(_FIRST_CAPACITY, np.int32)
+        self._logprobs: NDArray[np.float32] = np.empty(_FIRST_CAPACITY, np.float32)
+        self._len = 0
+        self._spans: list[Span] = []
+        self._prompt_len: int | None = None
+
+    def __len__(self) -> int:
+        return self._len
+
+    # --- growing ------------------------------------------------------------------------------
+
+    def extend_rendered(self, ids: Sequence[int]) -> None:
+        """Append ids that were rendered, not sampled: a prompt or an observation (mask 0)."""
+        self._append(ids, 0.0, NO_VERSION)
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Append ids that an engine generated (mask 1); `logprobs` in nats, equally long."""
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} ids but {len(logprobs)} logprobs; they must pair up")
+        if version < 0:
+            raise ValueError(f"weight version {version} must not be negative")
+        if self._prompt_len is None:
+            self._prompt_len = self._len
+        self._append(ids, logprobs, version)
+
+    def truncate(self, length: int) -> None:
+        """Forget everything from `length` on; only for an attempt that restarts clean."""
+        if not 0 <= length <= self._len:
+            raise ValueError(f"length {length} is outside 0..{self._len}")
+        self._len = length
+        while self._spans and self._spans[-1].start >= length:
+            self._spans.pop()
+        if self._prompt_len is not None and length <= self._prompt_len:
+            self._prompt_len = None
+
+    def _append(self, ids: Sequence[int], logprobs: Sequence[float] | float, version: int) -> None:
+        if not len(ids):
+            return
+        end = self._len + len(ids)
+        self._reserve(end)
+        self._ids[self._len : end] = ids
+        self._logprobs[self._len : end] = logprobs
+        if not self._spans or self._spans[-1].version != version:
+            self._spans.append(Span(self._len, version))
+        self._len = end
+
+    def _reserve(self, needed: int) -> None:
+        capacity = len(self._ids)
+        if needed > capacity:
+            grown = max(needed, capacity + capacity // 2)
+            self._ids = _grown(self._ids, self._len, grown)
+            self._logprobs = _grown(self._logprobs, self._len, grown)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """Shape (n,), read-only view: the context so far, which is the next prompt."""
+        return _frozen(self._ids[: self._len])
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens before the first generated one; all of them while there is none."""
+        return self._len if self._prompt_len is None else self._prompt_len
+
+    @property
+    def prompts(self) -> NDArray[np.int32]:
+        """Shape (p,): the ids sent for the first generation."""
+        return _frozen(self._ids[: self.prompt_len])
+
+    @property
+    def responses(self) -> NDArray[np.int32]:
+        """Shape (r,): what came after, generated and observed."""
+        return _frozen(self._ids[self.prompt_len : self._len])
+
+    @property
+    def rollout_log_prob(self) -> NDArray[np.float32]:
+        """Shape (r,): nats, 0.0 for rendered tokens."""
+        return _frozen(self._logprobs[self.prompt_len : self._len])
+
+    @property
+    def weight_versions(self) -> NDArray[np.int32]:
+        """Shape (r,): version that generated each token, NO_VERSION for rendered ones."""
+        versions = np.empty(self._len, np.int32)
+        for span, end in zip(self._spans, self._span_ends(), strict=True):
+            versions[span.start : end] = span.version
+        return versions[self.prompt_len :]
+
+    @property
+    def response_mask(self) -> NDArray[np.int8]:
+        """Shape (r,): 1 for generated tokens."""
+        mask: NDArray[np.bool_] = self.weight_versions != NO_VERSION
+        return mask.astype(np.int8)
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were generated."""
+        ends = self._span_ends()
+        return sum(
+            end - span.start
+            for span, end in zip(self._spans, ends, strict=True)
+            if span.version != NO_VERSION
+        )
+
+    def _span_ends(self) -> list[int]:
+        return [span.start for span in self._spans[1:]] + [self._len] * bool(self._spans)
+
+
+def _grown(old: NDArray[ScalarT], used: int, capacity: int) -> NDArray[ScalarT]:
+    new = np.empty(capacity, old.dtype)
+    new[:used] = old[:used]
+    return new
+
+
+def _frozen(view: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    view.flags.writeable = False
+    return view

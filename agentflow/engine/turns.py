@@ -1,0 +1,157 @@
+"""TurnModel: one episode's conversation with an engine, exact to the token.
+
+Owns how far the conversation has been rendered into the episode's TokenRecord and the turn that is
+open. Renders only what is new, never what was generated; an aborted turn stays open, and the next
+call goes on from its partial tokens with what is left of its budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from agentflow.errors import ContextFull
+from agentflow.types import FinishReason, GenerationRequest, GenerationResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentflow.engine.renderer import ChatRenderer
+    from agentflow.engine.rids import RidFactory
+    from agentflow.engine.token_record import TokenRecord
+    from agentflow.protocols import Model
+    from agentflow.types import EpisodeId, Message, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One finished turn of the assistant."""
+
+    text: str
+    """The generated ids as text, without the token that ends the turn."""
+    finish: FinishReason
+    tokens: int
+    """Generated ids, over all continuations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAccess:
+    """The live parts that episodes on one engine share; never pickled with them."""
+
+    engine: Model
+    renderer: ChatRenderer
+    rids: RidFactory
+
+
+class TurnModel:
+    """The assistant of one episode. Pickles without its engine; `bind` gives it one again."""
+
+    def __init__(
+        self,
+        *,
+        episode: EpisodeId,
+        record: TokenRecord,
+        sampling: SamplingParams,
+        access: EngineAccess,
+        attempt: int = 0,
+    ) -> None:
+        self._episode = episode
+        self._record = record
+        self._sampling = sampling
+        self._access: EngineAccess | None = access
+        self._attempt = attempt
+        self._requests = 0
+        self._rendered: list[tuple[str, str]] = []
+        self._turn_start: int | None = None
+        self._turn_ended = True
+        self.rid: str | None = None
+        """The request in flight; what an abort must name."""
+        self.forks = 0
+        """How often somebody rewrote the history, so that the record had to start over."""
+        self.forked_tokens = 0
+        """Generated tokens lost to forks."""
+
+    def bind(self, access: EngineAccess, *, attempt: int) -> None:
+        """Attach live parts for a new attempt (after an abort, on another engine, unpickled)."""
+        self._access = access
+        self._attempt = attempt
+        self._requests = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_access": None, "rid": None}
+
+    async def generate(self, messages: Sequence[Message]) -> Turn:
+        """Generate the assistant's answer to `messages`, or finish the turn that was aborted.
+
+        Raises GenerationAborted (call again to go on), ContextFull, or another EngineError.
+        """
+        access = self._bound()
+        if self._turn_start is None:
+            self._render(messages, access.renderer)
+            self._turn_start = len(self._record)
+        result = await self._finish_turn(access, self._turn_start)
+        return self._close_turn(result, self._turn_start, access.renderer)
+
+    # --- rendering ----------------------------------------------------------------------------
+
+    def _render(self, messages: Sequence[Message], renderer: ChatRenderer) -> None:
+        known = len(self._rendered)
+        if [_content(m) for m in messages[:known]] != self._rendered:
+            self._fork()
+            known = 0
+        if known:
+            ids = renderer.after_turn(messages[known:], ended=self._turn_ended)
+        else:
+            ids = renderer.opening(messages)
+        self._record.extend_rendered(ids)
+        self._rendered += [_content(m) for m in messages[known:]]
+
+    def _fork(self) -> None:
+        self.forks += 1
+        self.forked_tokens += self._record.generated
+        self._record.truncate(0)
+        self._rendered.clear()
+
+    # --- generating ---------------------------------------------------------------------------
+
+    async def _finish_turn(self, access: EngineAccess, start: int) -> GenerationResult:
+        info = await access.engine.info()
+        stop_ids = (*self._sampling.stop_token_ids, *access.renderer.end_of_turn_ids)
+        done = len(self._record) - start
+        if done and self._record.ids[-1] in stop_ids:
+            return GenerationResult(finish=FinishReason.STOP)
+        left = self._sampling.max_new_tokens - done
+        if left <= 0:
+            return GenerationResult(finish=FinishReason.LENGTH)
+        room = info.context_length - len(self._record)
+        if room <= 0:
+            raise ContextFull(
+                f"{len(self._record)} tokens fill the context of {info.context_length}"
+            )
+        budget = min(left, room)
+        sampling = replace(self._sampling, max_new_tokens=budget, stop_token_ids=stop_ids)
+        rid = access.rids.make(self._episode, attempt=self._attempt, generation=self._requests)
+        self._requests += 1
+        request = GenerationRequest(rid=rid, input_ids=self._record.ids, sampling=sampling)
+        self.rid = rid
+        try:
+            return await access.engine.generate(request, self._record)
+        finally:
+            self.rid = None
+
+    def _close_turn(self, result: GenerationResult, start: int, renderer: ChatRenderer) -> Turn:
+        ids = self._record.ids[start:].tolist()
+        self._turn_ended = bool(ids) and ids[-1] in renderer.end_of_turn_ids
+        text = renderer.decode(ids[:-1] if self._turn_ended else ids)
+        self._rendered.append(("assistant", text))
+        self._turn_start = None
+        return Turn(text=text, finish=result.finish, tokens=len(ids))
+
+    def _bound(self) -> EngineAccess:
+        if self._access is None:
+            raise RuntimeError(f"{self._episode} has no engine: call bind() after unpickling")
+        return self._access
+
+
+def _content(message: Message) -> tuple[str, str]:
+    return str(message["role"]), str(message["content"])

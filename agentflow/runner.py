@@ -1,0 +1,79 @@
+"""AsyncioRunner: the wall clock, real threads and seeded chance behind the `Runner` protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_THREADS = 64
+"""asyncio's default pool has cores + 4: on two cores, 24 blocking calls took four times as long."""
+
+
+class AsyncioRunner:
+    """Production runner. Its pool and flow worker start on first use; `close` ends both."""
+
+    def __init__(self, *, seed: int = 0, max_threads: int = MAX_THREADS) -> None:
+        self._seed = seed
+        self._max_threads = max_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._worker: _LoopThread | None = None
+
+    def now(self) -> float:
+        """Monotonic seconds of the running loop."""
+        return asyncio.get_running_loop().time()
+
+    def wall_time(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def random(self, name: str) -> random.Random:
+        """Return a generator seeded by the run's seed and `name`."""
+        return random.Random(f"{self._seed}/{name}")  # noqa: S311  # simulation, not secrets
+
+    async def to_thread(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn` in the runner's own pool."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._max_threads, thread_name_prefix="agentflow")
+        call = functools.partial(fn, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    async def on_flow_worker(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` on the flow worker's loop; cancelling the wait cancels it there."""
+        if self._worker is None:
+            self._worker = _LoopThread("agentflow-flow-worker")
+        future = asyncio.run_coroutine_threadsafe(coro, self._worker.loop)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """End the threads. Idempotent; call it when nothing runs on them any more."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+
+class _LoopThread:
+    """A thread that runs an event loop until told to stop."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
