@@ -1,7 +1,8 @@
 """Request ids that SGLang cannot confuse: one for each generation of each attempt of an episode.
 
-SGLang aborts every request whose rid *starts with* the one named, so all rids are equally long: then
-none is a prefix of another. A nonce of this process's life keeps a resumed run from reusing one.
+SGLang aborts every request whose rid *starts with* the one named, so all rids are equally long:
+then none is a prefix of another. A nonce of this process's life keeps a resumed run from reusing
+one.
 """
 
 from __future__ import annotations

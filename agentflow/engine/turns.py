@@ -7,11 +7,17 @@ call goes on from its partial tokens with what is left of its budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ContextFull
-from agentflow.types import FinishReason, GenerationRequest, GenerationResult
+from agentflow.types import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from agentflow.engine.rids import RidFactory
     from agentflow.engine.token_record import TokenRecord
     from agentflow.protocols import Model
-    from agentflow.types import EpisodeId, Message, SamplingParams
+    from agentflow.types import EpisodeId, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +42,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAccess:
-    """The live parts that episodes on one engine share; never pickled with them."""
+    """An engine and how to chat with it; what episodes share, and never pickled with them."""
 
     engine: Model
     renderer: ChatRenderer
     rids: RidFactory
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Of every episode that does not bring its own."""
 
 
 class TurnModel:
@@ -66,6 +74,10 @@ class TurnModel:
         self._turn_ended = True
         self.rid: str | None = None
         """The request in flight; what an abort must name."""
+        self.turns = 0
+        """Turns begun."""
+        self.generation_s = 0.0
+        """Seconds of the loop's clock spent in requests."""
         self.forks = 0
         """How often somebody rewrote the history, so that the record had to start over."""
         self.forked_tokens = 0
@@ -89,6 +101,7 @@ class TurnModel:
         if self._turn_start is None:
             self._render(messages, access.renderer)
             self._turn_start = len(self._record)
+            self.turns += 1
         result = await self._finish_turn(access, self._turn_start)
         return self._close_turn(result, self._turn_start, access.renderer)
 
@@ -133,11 +146,14 @@ class TurnModel:
         rid = access.rids.make(self._episode, attempt=self._attempt, generation=self._requests)
         self._requests += 1
         request = GenerationRequest(rid=rid, input_ids=self._record.ids, sampling=sampling)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         self.rid = rid
         try:
             return await access.engine.generate(request, self._record)
         finally:
             self.rid = None
+            self.generation_s += clock() - began
 
     def _close_turn(self, result: GenerationResult, start: int, renderer: ChatRenderer) -> Turn:
         ids = self._record.ids[start:].tolist()
