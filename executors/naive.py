@@ -56,7 +56,7 @@ class NaiveExecutor:
         self._slots = asyncio.Semaphore(max_concurrency)
         self._dispatch_resumed = asyncio.Event()
         self._dispatch_resumed.set()
-        self.running = True
+        self._stopped = asyncio.Event()
 
     def pause_dispatch(self) -> None:
         """Start nothing new, for example during a weight update."""
@@ -68,7 +68,7 @@ class NaiveExecutor:
 
     def stop(self) -> None:
         """Let `run` return once what it has started has ended."""
-        self.running = False
+        self._stopped.set()
         self._dispatch_resumed.set()
 
     async def run(self) -> None:
@@ -78,14 +78,14 @@ class NaiveExecutor:
         environment before it returns.
         """
         async with asyncio.TaskGroup() as tasks:
-            while self.running:
+            while not self._stopped.is_set():
                 await self._wait_dispatch_resumed()
                 await self._slots.acquire()
                 sample = await self._source.get_sample()
                 if sample is None:
                     break
                 await self._wait_dispatch_resumed()  # paused or stopped while waiting for it
-                if not self.running:
+                if self._stopped.is_set():
                     await self._source.put_partial(sample)
                     break
                 task = tasks.create_task(self._rollout(sample), name=str(sample.episode))
