@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from agentflow.aio import shielded
 from agentflow.errors import EpisodeError, RolloutGenerationAborted
+from agentflow.fallback import make_fallback
 from agentflow.types import Cause, PartialRolloutState, RolloutSample, StepStatus
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class NaiveFlow:
         try:
             sample = await self._flow.preprocess(dc_sample)
         except EpisodeError as exc:
-            dc_sample.ending = exc.ending()
+            make_fallback(dc_sample, exc.ending())
             return dc_sample
         state: PartialRolloutState | None = None
         try:

@@ -13,11 +13,12 @@ import numpy as np
 
 from agentflow.aio import boundary
 from agentflow.errors import EpisodeError, PreprocessFailed, RolloutGenerationAborted
+from agentflow.fallback import make_fallback
 
 if TYPE_CHECKING:
     from agentflow.engine.renderer import ChatRenderer
     from agentflow.naive_flow import NaiveFlow
-    from agentflow.types import Ending, RolloutSample
+    from agentflow.types import RolloutSample
 
 
 class SampleSource(Protocol):
@@ -110,7 +111,7 @@ class NaiveExecutor:
             await self._source.put_partial(sample)
             return None
         except EpisodeError as exc:
-            sample.ending = exc.ending()
+            make_fallback(sample, exc.ending())
         self._post_process(sample)
         return sample
 
@@ -125,17 +126,4 @@ class NaiveExecutor:
     def _post_process(self, sample: RolloutSample) -> None:
         assert sample.ending is not None, f"{sample.episode} ended without saying why"
         if not len(sample.responses):
-            fill_with_dummy(sample, sample.ending)
-
-
-def fill_with_dummy(sample: RolloutSample, ending: Ending) -> None:
-    """Give a sample without tokens the shape that trainers need: two tokens, no gradient."""
-    sample.ending = ending
-    sample.remove_sample = True
-    sample.rewards = 0.0
-    if not len(sample.prompts):
-        sample.prompts = np.zeros(1, np.int32)
-    sample.responses = np.zeros(1, np.int32)
-    sample.response_mask = np.zeros(1, np.int8)
-    sample.rollout_log_prob = np.zeros(1, np.float32)
-    sample.weight_versions = np.full(1, -1, np.int32)
+            make_fallback(sample, sample.ending)
