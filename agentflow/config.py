@@ -56,14 +56,18 @@ class EngineConfig(Section):
     `scripted:noisy:SEED`, `scripted:RUN_DIR`."""
     model: str | None = None
     """Folder with the model's tokenizer and chat template; None takes the bundled ones."""
-    context_length: int | None = Field(default=None, ge=1)
-    """Longest prompt + output in tokens; None takes the engine's own."""
-    api_key_env: str | None = None
+    api_key_env: str | None = Field(default=None, min_length=1)
     """Name of the environment variable that holds the server's key."""
+    ca_file: str | None = None
+    """PEM bundle to trust for https; None trusts the system's."""
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Rows of the embedding; None reads it from the server's model folder."""
     connect_timeout_s: float = Field(default=10.0, gt=0)
     """Until the server has accepted a connection."""
-    silence_timeout_s: float = Field(default=300.0, gt=0)
-    """Until a running generation that sends nothing counts as dead."""
+    first_token_timeout_s: float = Field(default=600.0, gt=0)
+    """From sending a request to its first token: queueing and prefill."""
+    silence_timeout_s: float = Field(default=120.0, gt=0)
+    """Until a stream that has begun and sends nothing counts as dead."""
 
 
 class SamplingConfig(Section):

@@ -33,3 +33,8 @@ class RidFactory:
                 f"attempt {attempt} or generation {generation} of {episode} does not fit a rid"
             )
         return f"{self._nonce}-{episode.key}-{attempt:04x}-{generation:06x}"
+
+
+def episode_key(rid: str) -> str:
+    """`EpisodeId.key` of the episode that a rid of this project belongs to."""
+    return rid.split("-")[1]
