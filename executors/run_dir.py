@@ -95,9 +95,10 @@ class RunDir:
                 f"run.out: {self.path} is not empty (it holds {found[0]!r}); give another --out"
             )
 
-    def open(self, config: AgentflowConfig, *, argv: Sequence[str]) -> None:
+    def open(self, config: AgentflowConfig, *, argv: Sequence[str], model: str) -> None:
         """Create the directory, take its lock, and write run.json and config.yaml.
 
+        `model` is the name under which predictions are filed.
         Raises ConfigError when the directory cannot be this run's, OutputError when it fills up.
         """
         self.check()
@@ -115,6 +116,7 @@ class RunDir:
             "schema": SCHEMA,
             "status": RunStatus.RUNNING,
             "argv": list(argv),
+            "model": model,
             "tag": config.run.tag,
             "seed": config.run.seed,
             "started": self._timestamp(),
@@ -160,8 +162,9 @@ class RunDir:
 
     def save_trajectory(self, sample: SWESample) -> None:
         """Replace the trajectory of an episode, if its agent can tell it. Raises OutputError."""
-        if isinstance(sample.m.agent, Serializable):
-            self._write_json(trajectory_name(sample.episode), sample.m.agent.serialize())
+        agent: object = sample.m.agent
+        if isinstance(agent, Serializable):
+            self._write_json(trajectory_name(sample.episode), agent.serialize())
 
     def save_sample(self, sample: RolloutSample) -> None:
         """Keep a sample that has ended. Raises OutputError."""
@@ -175,7 +178,7 @@ class RunDir:
         name = str(sample.task.get("instance_id", sample.episode.uid))
         predictions = self._predictions.setdefault(sample.episode.replica_index, {})
         predictions[name] = {
-            "model_name_or_path": str(sample.metadata.get("model", "agentflow")),
+            "model_name_or_path": self._run["model"],
             "model_patch": sample.facts.patch or "",
         }
 
