@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow, Runner
+    from agentflow.protocols import AgentFlow
     from agentflow.types import ModelInfo, RolloutSample
 
-    EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]], Runner], EngineAccess]
+    EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
     TaskLoader = Callable[[AgentflowConfig], Sequence[Mapping[str, Any]]]
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Rollout:
             tasks = self._load_tasks(self._config)
             self._samples = make_samples(tasks, replicas=self._config.run.n)
             self.summary.planned = len(self._samples)
-            access = self._make_engine(self._config, tasks, self._runner)
+            access = self._make_engine(self._config, tasks)
             meter = MeteredModel(access.engine)
             stack.push_async_callback(meter.close)
             model = await _reach(meter, url=str(self._config.engine.url))

@@ -32,7 +32,7 @@ class MeteredModel:
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
         """Generate, and count what reaches `sink`."""
-        key = episode_key(request.rid)
+        key = episode_key(request.rid) or request.rid
         return await self._model.generate(request, _CountingSink(sink, self.received, key))
 
     async def abort(self, rid: str) -> None:

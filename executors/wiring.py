@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from agentflow.engine.model_folder import ModelFolder
 
     from agentflow.config import AgentflowConfig, EngineConfig
-    from agentflow.protocols import Model, Runner
+    from agentflow.protocols import Model
 
 SCRIPTED = "scripted:"
-
-Task = dict[str, Any]
 
 
 def require(config: AgentflowConfig) -> None:
@@ -75,9 +73,7 @@ def make_samples(tasks: Sequence[Mapping[str, Any]], *, replicas: int) -> list[R
     ]
 
 
-def build_engine(
-    config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]], runner: Runner
-) -> EngineAccess:
+def build_engine(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) -> EngineAccess:
     """Make the engine and the renderer of its model; connects to nothing yet.
 
     Raises ConfigError.
@@ -89,7 +85,7 @@ def build_engine(
     url = config.engine.url
     assert url is not None
     if url.startswith(SCRIPTED):
-        engine = _scripted(url, tasks, folder=folder, runner=runner)
+        engine = _scripted(url, tasks, folder=folder)
     else:
         engine = _sglang(config.engine, url)
     return EngineAccess(
@@ -108,12 +104,12 @@ def _model_folder(config: EngineConfig) -> ModelFolder:
     return load_model_folder(Path(config.model))
 
 
-def _scripted(
-    url: str, tasks: Sequence[Mapping[str, Any]], *, folder: ModelFolder, runner: Runner
-) -> Model:
-    from agentflow.engine.policies import scripted_engine  # noqa: PLC0415  # reads recorded runs
+def _scripted(url: str, tasks: Sequence[Mapping[str, Any]], *, folder: ModelFolder) -> Model:
+    from agentflow.engine.scripted_spec import (  # noqa: PLC0415  # reads recorded runs
+        scripted_engine,
+    )
 
-    return scripted_engine(url.removeprefix(SCRIPTED), tasks, folder=folder, runner=runner)
+    return scripted_engine(url, tasks, folder=folder)
 
 
 def _sglang(config: EngineConfig, url: str) -> Model:

@@ -17,6 +17,9 @@ _MAX_ATTEMPT = 0xFFFF
 _MAX_GENERATION = 0xFFFFFF
 
 
+_PARTS = (12, 16, 4, 6)
+
+
 class RidFactory:
     """Makes rids `nonce-episode-attempt-generation`, hexadecimal, 42 characters."""
 
@@ -35,6 +38,7 @@ class RidFactory:
         return f"{self._nonce}-{episode.key}-{attempt:04x}-{generation:06x}"
 
 
-def episode_key(rid: str) -> str:
-    """`EpisodeId.key` of the episode that a rid of this project belongs to."""
-    return rid.split("-")[1]
+def episode_key(rid: str) -> str | None:
+    """Return the episode's part of a rid; None for a rid that `RidFactory` did not make."""
+    parts = rid.split("-")
+    return parts[1] if tuple(map(len, parts)) == _PARTS else None

@@ -37,7 +37,7 @@ def told_in_one_line(*, debug: bool) -> Iterator[None]:
 
     A bug is not caught: it crashes with its traceback and exit code 1.
     """
-    show_warnings()
+    show_warnings(tracebacks=debug)
     try:
         yield
     except AgentflowError as error:
@@ -54,10 +54,16 @@ def say(message: str) -> None:
         typer.echo(f"error: {line}", err=True)
 
 
-def show_warnings() -> None:
-    """Show what is logged as a warning on stderr, unless somebody arranged that already."""
+def show_warnings(*, tracebacks: bool) -> None:
+    """Show what is logged as a warning on stderr, unless somebody arranged that already.
+
+    Records with a traceback are left to the log file: the error that they belong to is told.
+    """
     root = logging.getLogger()
-    if not root.handlers:
-        console = Console(stderr=True)
-        handler = RichHandler(logging.WARNING, console, show_time=False, show_path=False)
-        root.addHandler(handler)
+    if root.handlers:
+        return
+    console = Console(stderr=True)
+    handler = RichHandler(logging.WARNING, console, show_time=False, show_path=False)
+    if not tracebacks:
+        handler.addFilter(lambda record: record.exc_info is None)
+    root.addHandler(handler)
