@@ -16,6 +16,7 @@ anything already is refused untouched. A line of samples.jsonl is written after 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fcntl
 import os
@@ -26,7 +27,7 @@ import orjson
 import yaml
 
 from agentflow.errors import ConfigError
-from executors.files import LineFile, write_atomic
+from executors.files import LineFile, OutputError, write_atomic
 from executors.sample_rows import sample_row, token_archive, tokens_name, trajectory_name
 from executors.versions import versions
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "agentflow-run/1"
 _LOCK = ".lock"
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 64 * 1024
+"""Given back to the disk at the end, so that a full one still takes run.json and summary.json."""
 _PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -98,8 +102,8 @@ class RunDir:
     def open(self, config: AgentflowConfig, *, argv: Sequence[str], model: str) -> None:
         """Create the directory, take its lock, and write run.json and config.yaml.
 
-        `model` is the name under which predictions are filed.
-        Raises ConfigError when the directory cannot be this run's, OutputError when it fills up.
+        `model` is the name under which predictions are filed. Raises ConfigError when the directory
+        cannot be this run's, OutputError when the disk is full.
         """
         self.check()
         try:
@@ -125,6 +129,7 @@ class RunDir:
             "pid": os.getpid(),
             "versions": versions(),
         }
+        write_atomic(self.path / _RESERVE, bytes(_RESERVE_BYTES))
         self._write_json("run.json", self._run)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_atomic(self.path / "config.yaml", text.encode())
@@ -186,16 +191,26 @@ class RunDir:
 
     def finish(self, status: RunStatus, *, summary: Summary, error: str | None = None) -> None:
         """Write summary, predictions and the final run.json. Raises OutputError."""
-        self._write_json("summary.json", summary.to_json())
-        for replica, predictions in sorted((self._predictions or {0: {}}).items()):
-            name = f"preds.{replica}.json" if replica else "preds.json"
-            self._write_json(name, predictions)
+        self._release_reserve()
+        try:
+            self._write_json("summary.json", summary.to_json())
+            for replica, predictions in sorted((self._predictions or {0: {}}).items()):
+                name = f"preds.{replica}.json" if replica else "preds.json"
+                self._write_json(name, predictions)
+        except OutputError as failure:
+            self.mark(RunStatus.FAILED, error=error or str(failure))
+            raise
         self.mark(status, error=error)
 
     def mark(self, status: RunStatus, *, error: str | None = None) -> None:
         """Replace run.json alone. Raises OutputError."""
+        self._release_reserve()
         self._run |= {"status": status, "ended": self._timestamp(), "error": error}
         self._write_json("run.json", self._run)
+
+    def _release_reserve(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / _RESERVE).unlink()
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         write_atomic(self.path / name, orjson.dumps(value, default=str, option=_PRETTY))

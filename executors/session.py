@@ -190,7 +190,7 @@ class Rollout:
         except OutputError as failure:
             if error is None:
                 raise RolloutFailed(str(failure)) from failure
-            logger.error("%s", failure)  # noqa: TRY400  # the first failure is the one to tell
+            logger.info("%s", failure)  # the first failure is the one to tell
 
 
 async def _reach(engine: MeteredModel, *, url: str) -> ModelInfo:

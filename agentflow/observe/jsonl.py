@@ -96,5 +96,5 @@ class JsonlEvents:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.failure = error
-            logger.error("%s: events are lost from here on: %s", self._path, error.strerror)  # noqa: TRY400  # no bug, so no traceback
+            logger.warning("%s: events are lost from here on: %s", self._path, error.strerror)
         self._buffer.clear()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from agentflow.swe.tasks import parse_task
 from executors.wiring import require, select_tasks
 
 if TYPE_CHECKING:
@@ -107,14 +108,11 @@ def print_plan(config: AgentflowConfig) -> None:
 
 def print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
     """Print one row a task."""
-    table = Table("instance_id", "repo", "fail to pass", "pass to pass")
-    for task in tasks:
-        table.add_row(
-            str(task["instance_id"]),
-            str(task.get("repo", "")),
-            str(len(task.get("FAIL_TO_PASS", ()))),
-            str(len(task.get("PASS_TO_PASS", ()))),
-        )
+    table = Table("instance_id", "source", "repo", "fail to pass", "pass to pass")
+    for row in tasks:
+        task = parse_task(row)
+        counts = (str(len(task.FAIL_TO_PASS)), str(len(task.PASS_TO_PASS)))
+        table.add_row(task.instance_id, task.source.type, task.repo, *counts)
     _console().print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -110,19 +111,14 @@ async def test_a_second_run_into_the_same_directory_changes_nothing(tmp_path: Pa
 
 
 async def test_a_directory_in_use_by_another_run_is_refused(tmp_path: Path) -> None:
-    """The lock keeps a second process out even before run.json is there."""
-    config = parts.make_config(tmp_path / "run")
-    first, second = rollout(config), rollout(config)
-    second.dir.check()
-    first.dir.open(config, argv=(), model="m")
-    (tmp_path / "run" / "run.json").unlink()
-    for folder in ("tokens", "trajectories", "logs"):
-        (tmp_path / "run" / folder).rmdir()
-    (tmp_path / "run" / "config.yaml").unlink()
-    (tmp_path / "run" / "samples.jsonl").unlink()
-    with pytest.raises(ConfigError, match="in use by another run"):
-        second.dir.open(config, argv=(), model="m")
-    first.dir.close()
+    """The lock keeps a second process out even before the first has written anything."""
+    out = tmp_path / "run"
+    out.mkdir()
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="in use by another run"):
+            await rollout(parts.make_config(out)).run()
+    assert [entry.name for entry in out.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(
