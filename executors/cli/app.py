@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
 from executors.cli import report, running
 from executors.cli.exits import HELP, told_in_one_line
@@ -115,8 +116,7 @@ def list_tasks(
 ) -> None:
     """Check a set of tasks and list it."""
     with told_in_one_line(debug=debug):
-        options = {"SOURCE": (("tasks", "source"), source)}
-        report.print_tasks(select_tasks(load_config(options=options)))
+        report.print_tasks(select_tasks(AgentflowConfig(tasks=TasksConfig(source=source))))
 
 
 def main() -> None:

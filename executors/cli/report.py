@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentflow.swe.tasks import parse_task
 from executors.wiring import require, select_tasks
 
 if TYPE_CHECKING:
@@ -108,6 +107,8 @@ def print_plan(config: AgentflowConfig) -> None:
 
 def print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
     """Print one row a task."""
+    from agentflow.swe.tasks import parse_task  # noqa: PLC0415  # a run needs no schema here
+
     table = Table("instance_id", "source", "repo", "fail to pass", "pass to pass")
     for row in tasks:
         task = parse_task(row)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_ECHO_S = 0.5
+"""A signal this soon after the first is the same one: `timeout` and shells send it to the process
+and to its group. No hand presses Ctrl-C twice that fast."""
+
 
 def run(rollout: Rollout, *, grace_s: float, watcher: TerminalWatcher) -> ExitCode:
     """Roll out, print the result table, and return the exit code. Raises AgentflowError."""
@@ -40,12 +44,15 @@ async def _until_done_or_interrupted(rollout: Rollout, *, grace_s: float) -> Exi
     loop = asyncio.get_running_loop()
     work = asyncio.current_task()
     assert work is not None
-    interrupted = asyncio.Event()
+    first: float | None = None
 
     def on_signal() -> None:
-        if interrupted.is_set():
-            _leave_at_once(rollout)
-        interrupted.set()
+        nonlocal first
+        if first is not None:
+            if loop.time() - first > _ECHO_S:
+                _leave_at_once(rollout)
+            return
+        first = loop.time()
         typer.echo("ending; Ctrl-C again leaves at once", err=True)
         work.cancel()
         loop.call_later(grace_s, _leave_at_once, rollout)
@@ -55,7 +62,7 @@ async def _until_done_or_interrupted(rollout: Rollout, *, grace_s: float) -> Exi
     try:
         await rollout.run()
     except asyncio.CancelledError:
-        if not interrupted.is_set():
+        if first is None:
             raise
         work.uncancel()
         return ExitCode.INTERRUPTED
