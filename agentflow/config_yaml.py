@@ -52,7 +52,7 @@ def parse_yaml(text: str, *, name: str) -> Document:
                 return Document(value=None, lines={})
             lines: dict[Path, int] = {}
             _walk(node, (), lines, name=name, inside=())
-            return Document(value=loader.construct_document(node), lines=lines)
+            return Document(value=_unshared(loader.construct_document(node)), lines=lines)
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -66,6 +66,15 @@ def parse_yaml(text: str, *, name: str) -> Document:
 def parse_scalar(text: str, *, name: str) -> Any:
     """Parse the value of one command-line assignment."""
     return parse_yaml(text, name=name).value
+
+
+def _unshared(value: Any) -> Any:
+    """Copy, so that what an alias repeats can be overridden in one place alone."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unshared(item) for item in value]
+    return value
 
 
 def _walk(

@@ -153,6 +153,16 @@ def test_an_assignment_through_a_plain_value_is_refused() -> None:
         sources.set(("run", "n", "x"), 1, "--set run.n.x=1")
 
 
+def test_overriding_what_an_alias_repeats_changes_one_place(tmp_path: Path) -> None:
+    """YAML's anchors share an object; a run's sections do not."""
+    file = tmp_path / "run.yaml"
+    file.write_text("flow:\n  agent: &same {name: x, a: 1}\n  runtime: *same\n")
+    sources = read_file(file)
+    sources.set(("flow", "agent", "a"), 2, "--set")
+    assert sources.values["flow"]["runtime"] == {"name": "x", "a": 1}
+    assert sources.where(("flow", "runtime", "a")) == f"{file}:2"
+
+
 def test_a_flow_of_the_users_brings_its_own_options(tmp_path: Path) -> None:
     """Only the built-in flows have sections to check; others get theirs untouched."""
     (tmp_path / "af_own_flow.py").write_text("def flow(config, model): ...\n")
