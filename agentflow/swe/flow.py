@@ -89,7 +89,8 @@ class SWEAgentFlow:
             return self._resume(partial, sample.attempt)
         if isinstance(partial, SWESample):  # its environment is gone: only files carry over
             sample.partial_agent_data = None
-            sample.restarted_tokens += partial.record.generated
+            forked = partial.model.forked_tokens if partial.model is not None else 0
+            sample.restarted_tokens += partial.record.generated + forked
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
         with boundary(PreprocessFailed):
             return await self._runner.to_thread(self._build, sample)
