@@ -62,6 +62,7 @@ __all__ = [
     "InterruptAgentFlow",
     "LibraryMissing",
     "LimitsExceeded",
+    "LocalEnvironment",
     "Submitted",
     "TimeExceeded",
     "check_finished",
