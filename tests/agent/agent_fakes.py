@@ -1,5 +1,7 @@
 """Parts for driving agents: scripted models of both kinds, environments of both kinds, a driver."""
 
+# ruff: noqa: D102  # the protocols that the fakes follow say what their methods do
+
 from __future__ import annotations
 
 import contextlib

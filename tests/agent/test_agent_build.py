@@ -76,7 +76,7 @@ def test_an_agent_needs_the_samples_model() -> None:
     sample = new_sample(ByteEngine([]))
     sample.model = None
 
-    with pytest.raises(ConfigError, match="sample.model must be set"):
+    with pytest.raises(ConfigError, match=r"sample\.model must be set"):
         MiniSWEAgentBuilder({}).build(sample)
 
 
@@ -113,6 +113,7 @@ def _aged(agent: Any) -> str:
     ],
 )
 async def test_every_way_out_has_its_result_and_cause(
+    *,
     tmp_path: Path,
     script: list[Any],
     limits: dict[str, Any],
@@ -136,7 +137,7 @@ async def test_every_way_out_has_its_result_and_cause(
 
 
 def test_time_is_the_loops_and_only_that_of_the_steps(tmp_path: Path) -> None:
-    """On a loop whose clock jumps the limit follows that clock, and waiting between steps is free."""
+    """On a loop whose clock jumps the limit follows it; waiting between steps is free."""
     loop = asyncio.new_event_loop()
     now = 1000.0
     loop.time = lambda: now  # type: ignore[method-assign]  # a loop's clock is this method

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.json"))
 
 
+def _load(path: Path) -> dict[str, Any]:
+    case: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return case
+
+
 def _container(folder: Path, timeout: int) -> Any:
     return Shell(folder, timeout_s=timeout)
 
@@ -32,7 +37,7 @@ async def test_half_steps_repeat_a_recorded_run(
     golden: Path, make_env: Callable[[Path, int], Any], tmp_path: Path
 ) -> None:
     """The same script gives the recorded messages, calls and cost, in both kinds of environment."""
-    case = json.loads(golden.read_text(encoding="utf-8"))
+    case = _load(golden)
     env = make_env(tmp_path, case["env"]["timeout"])
     model = TextModel(case["script"], **case["model"])
     agent = ActionLevelMiniSWEAgent(model, env, **case["agent"])

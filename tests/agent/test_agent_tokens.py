@@ -74,7 +74,7 @@ async def test_a_malformed_turn_stays_in_the_history(tmp_path: Path) -> None:
 
 
 async def test_a_malformed_turn_is_charged_by_its_first_message() -> None:
-    """The error carries the assistant's turn, then the answer, and the cost where it is looked for."""
+    """The error carries the assistant's turn, then the answer; the first has the cost."""
     model = token_model(ByteEngine(["none"]))
     model.config = TokenModelConfig(cost_per_call=0.25)
 
