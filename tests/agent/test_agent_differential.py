@@ -216,3 +216,30 @@ def test_a_template_that_names_an_unknown_variable_fails_alike() -> None:
 
     assert type(caught.value).__name__ == name
     assert agent.messages == []
+
+
+_OK = CommandResult(exit_code=0, output=b"")
+
+
+@pytest.mark.parametrize(
+    ("script", "limits"),
+    [
+        (["x", turn("ls"), "x", turn("ls"), "x", "x"], {"max_consecutive_format_errors": 2}),
+        (["x", _asks(), "x", "x"], {"max_consecutive_format_errors": 2}),
+        (["x"] * 6, {"max_consecutive_format_errors": 0}),
+        (["x"] * 6, {"max_consecutive_format_errors": 0, "cost_limit": 3.5}),
+        ([_asks("a", cost=0.5), turn("b"), turn("c")], {"cost_limit": 1.5}),
+        ([_older, turn("ls")], {"wall_time_limit_seconds": 5}),
+        ([_asks("a", "b"), _asks(), ValueError("broken")], {}),
+    ],
+)
+def test_limits_and_counters_agree(script: list[Any], limits: dict[str, Any]) -> None:
+    """Counters reset and limits bite at the same turn as in the library."""
+    config = {**CONFIG, "cost_limit": 0.0, **limits}
+
+    def model() -> TextModel:
+        return TextModel(script, observation_template=OBSERVATION)
+
+    expected = _by_library(model(), Answers([_OK] * 9), config)
+
+    assert _by_half_steps(model(), ContainerAnswers([_OK] * 9), config) == expected
