@@ -147,5 +147,3 @@ def _seam(template: ChatTemplate, where: str, answer: str) -> ConfigError:
         f"the tokenizer of {template.name} merges tokens {where} {answer!r}: ids of appended "
         "messages would differ from those of the whole conversation"
     )
-
-

@@ -16,7 +16,7 @@ refused at construction (see `template_probes`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from agentflow.engine import skeleton, template_probes
 from agentflow.engine.chat_template import DEFAULT_DATE, ChatTemplate, TemplateRefused
@@ -42,6 +42,10 @@ class _Closing:
     blank: str
     token: str
     id: int
+
+
+class _Render(Protocol):
+    def __call__(self, messages: Sequence[Message], *, prompt: bool) -> str: ...
 
 
 class TemplateRenderer:
@@ -79,10 +83,12 @@ class TemplateRenderer:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Ids that invite the assistant's answer, at the end of every prompt."""
-        with_prompt = self._template.render([_PROBE], prompt=True)
-        without = self._template.render([_PROBE], prompt=False)
-        return self._tokenizer.encode(with_prompt.removeprefix(without))
+        """Ids that stand in front of every answer, whatever was asked."""
+        one, two = (self.opening([_message(text)]) for text in ("one", "2"))
+        length = 0
+        while length < min(len(one), len(two)) and one[-1 - length] == two[-1 - length]:
+            length += 1
+        return one[len(one) - length :]
 
     @property
     def folds_system(self) -> bool:
@@ -147,13 +153,16 @@ class TemplateRenderer:
 
     def _refuses_system(self) -> bool:
         try:
-            self._template.render([{"role": "system", "content": "s"}, _PROBE], prompt=True)
+            self._template.render(
+                [{"role": "system", "content": "s"}, _message("probe")], prompt=True
+            )
         except TemplateRefused:
             return True
         return False
 
 
-_PROBE: Final[Message] = {"role": "user", "content": "probe"}
+def _message(content: str) -> Message:
+    return {"role": "user", "content": content}
 
 
 def _contents(messages: Sequence[Message]) -> list[str]:
