@@ -1,13 +1,13 @@
 """ChatTemplate: a model's Jinja chat template, compiled once, in the environment that it expects.
 
 The environment is the one that Hugging Face gives templates: sandboxed, blocks trimmed, with
-`raise_exception`, `strftime_now`, loop controls and `{% generation %}`. The date that a template may
-print is an argument, so that every episode of a run sees the same prompt.
+`raise_exception`, `strftime_now`, loop controls and `{% generation %}`. The date that a template
+may print is an argument, so that every episode of a run sees the same prompt.
 """
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from agentflow.types import Message
 
-DEFAULT_DATE: Final = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)
+DEFAULT_DATE: Final = dt.datetime(2024, 7, 26, tzinfo=dt.UTC)
 """What Llama 3's template itself assumes when nobody tells it the date."""
 
 
@@ -42,7 +42,7 @@ class ChatTemplate:
         *,
         name: str,
         variables: Mapping[str, Any],
-        now: datetime.datetime = DEFAULT_DATE,
+        now: dt.datetime = DEFAULT_DATE,
     ) -> None:
         """`name` is for messages; `variables` are bos_token and what else the template reads."""
         self.name = name
@@ -83,7 +83,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment(now: datetime.datetime) -> jinja2.Environment:
+def _environment(now: dt.datetime) -> jinja2.Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

@@ -8,14 +8,19 @@ loop. Waits only through `asyncio.timeout`, so that virtual time paces it as wel
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from agentflow.errors import EngineDied, EngineRejected, EngineUnreachable, GenerationAborted
+from agentflow.engine.flights import Flight, Slots
+from agentflow.errors import (
+    ConfigError,
+    EngineDied,
+    EngineRejected,
+    EngineUnreachable,
+    GenerationAborted,
+)
 from agentflow.types import FinishReason, GenerationResult, ModelInfo
 
 if TYPE_CHECKING:
@@ -28,6 +33,28 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT: Final = 32768
 DEFAULT_CHUNK: Final = 16
 """Tokens between two looks at the loop: small enough to be aborted amid a short turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedSettings:
+    """How a ScriptedEngine behaves, whatever it plays."""
+
+    context_length: int = DEFAULT_CONTEXT
+    """Longest prompt + output, in tokens."""
+    chunk_tokens: int = DEFAULT_CHUNK
+    """Tokens handed out at once."""
+    tokens_per_s: float | None = None
+    """Pace of each request; None plays as fast as the loop turns."""
+    max_concurrency: int | None = None
+    """Requests that run at once, the others queue in order; None: no limit."""
+
+    def __post_init__(self) -> None:
+        for field in ("context_length", "chunk_tokens", "max_concurrency"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field} {value} must be at least 1")
+        if self.tokens_per_s is not None and not self.tokens_per_s > 0:
+            raise ConfigError(f"tokens_per_s {self.tokens_per_s} must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,24 +94,16 @@ class ScriptedEngine:
         script: Script,
         *,
         tokenizer: FastTokenizer,
-        context_length: int = DEFAULT_CONTEXT,
-        chunk_tokens: int = DEFAULT_CHUNK,
-        tokens_per_s: float | None = None,
-        max_concurrency: int | None = None,
+        settings: ScriptedSettings | None = None,
     ) -> None:
-        """`tokens_per_s` paces each request; `max_concurrency` lets the others queue, in order."""
-        for field, value in (("context_length", context_length), ("chunk_tokens", chunk_tokens)):
-            if value < 1:
-                raise ValueError(f"{field} {value} must be at least 1")
-        if tokens_per_s is not None and tokens_per_s <= 0:
-            raise ValueError(f"tokens_per_s {tokens_per_s} must be above 0")
+        settings = settings or ScriptedSettings()
         self._script = script
         self._tokenizer = tokenizer
-        self._context_length = context_length
-        self._chunk_tokens = chunk_tokens
-        self._tokens_per_s = tokens_per_s
-        self._slots = _Slots(max_concurrency)
-        self._flights: dict[str, _Flight] = {}
+        self._context_length = settings.context_length
+        self._chunk_tokens = settings.chunk_tokens
+        self._tokens_per_s = settings.tokens_per_s
+        self._slots = Slots(settings.max_concurrency)
+        self._flights: dict[str, Flight] = {}
         self._closed = False
         self.weight_version = 0
         """Version that generated tokens carry from now on; set it as a weight update would."""
@@ -103,7 +122,7 @@ class ScriptedEngine:
         """Play the rest of the turn; see `protocols.Model`."""
         self._check_open()
         self._check(request)
-        flight = _Flight()
+        flight = Flight()
         self._flights[request.rid] = flight
         try:
             await self._slots.acquire(flight)
@@ -161,7 +180,7 @@ class ScriptedEngine:
     # --- playing ------------------------------------------------------------------------------
 
     async def _play(
-        self, request: GenerationRequest, sink: TokenSink, flight: _Flight
+        self, request: GenerationRequest, sink: TokenSink, flight: Flight
     ) -> GenerationResult:
         said = self._script.continuation(request)
         length, result = self._cut(said.ids, request.sampling)
@@ -212,75 +231,3 @@ class ScriptedEngine:
             found = stop in self._tokenizer.decode(ids[:middle])
             low, high = (low, middle) if found else (middle + 1, high)
         return low, stop
-
-
-class _Flight:
-    """A request in flight: waits, until it is told to end."""
-
-    def __init__(self) -> None:
-        self._verdict: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def end(self, verdict: Exception) -> None:
-        """Raise `verdict` out of the current or the next wait; the first one counts."""
-        if self._verdict is None:
-            self._verdict = verdict
-            self.wake()
-
-    def wake(self) -> None:
-        """End the current wait, if there is one."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self, seconds: float | None) -> None:
-        """Let others run for `seconds`, None: until woken. Raises the verdict."""
-        if seconds == 0:
-            await asyncio.sleep(0)
-        elif self._verdict is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._waiter
-            except TimeoutError:
-                pass
-            finally:
-                self._waiter = None
-        if self._verdict is not None:
-            raise self._verdict
-
-
-class _Slots:
-    """At most `limit` flights run; the others wait in order."""
-
-    def __init__(self, limit: int | None) -> None:
-        if limit is not None and limit < 1:
-            raise ValueError(f"max_concurrency {limit} must be at least 1, or None for no limit")
-        self._limit = limit
-        self._taken = 0
-        self._queue: deque[_Flight] = deque()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
-    async def acquire(self, flight: _Flight) -> None:
-        """Take a slot, or wait for one that `release` hands over."""
-        if self._limit is None or self._taken < self._limit:
-            self._taken += 1
-            return
-        self._queue.append(flight)
-        try:
-            await flight.wait(None)
-        except BaseException:
-            if flight in self._queue:
-                self._queue.remove(flight)
-            else:  # the slot was handed over in the same instant
-                self.release()
-            raise
-
-    def release(self) -> None:
-        """Hand the slot to the next in line."""
-        if self._queue:
-            self._queue.popleft().wake()
-        else:
-            self._taken -= 1

@@ -7,6 +7,7 @@ one of them, and the ConfigError names the probe and shows the first difference.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agentflow.engine import skeleton
@@ -87,7 +88,7 @@ def _tails(template: ChatTemplate, *, system: bool) -> tuple[str, str]:
     ]
     first, second = (
         _behind(template, "a later turn", later, opening=earlier, answer=ANSWER)
-        for earlier, later in zip(prompts, prompts[1:], strict=False)
+        for earlier, later in pairwise(prompts)
     )
     return first, second
 

@@ -1,12 +1,12 @@
-"""TemplateRenderer: messages to ids by the model's own chat template, only ever appending.
+r"""TemplateRenderer: messages to ids by the model's own chat template, only ever appending.
 
 What a message adds behind an assistant's turn is derived from the template: a probe conversation is
 rendered with and without it, and the difference, cut at the answer, is kept as a Skeleton. After
 that no history is rendered again: a turn costs one encoding of what is new.
 
-    opening:     <|im_start|>user\\n  SLOT  <|im_end|>\\n<|im_start|>assistant\\n
+    opening:     <|im_start|>user\n  SLOT  <|im_end|>\n<|im_start|>assistant\n
     generated:   ids of the engine, the end-of-turn token included
-    after_turn:  \\n<|im_start|>user\\n  SLOT  <|im_end|>\\n<|im_start|>assistant\\n
+    after_turn:  \n<|im_start|>user\n  SLOT  <|im_end|>\n<|im_start|>assistant\n
 
 An answer that was cut by its length gets the end-of-turn token here. Contents are encoded without
 special tokens (see `tokenizer`). A template for which appending is not what it does itself is
@@ -24,7 +24,7 @@ from agentflow.engine.tokenizer import Piece
 from agentflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    import datetime
+    import datetime as dt
     from collections.abc import Mapping, Sequence
 
     from agentflow.engine.model_folder import ModelFolder
@@ -56,7 +56,7 @@ class TemplateRenderer:
         folder: ModelFolder,
         *,
         variables: Mapping[str, Any] | None = None,
-        now: datetime.datetime = DEFAULT_DATE,
+        now: dt.datetime = DEFAULT_DATE,
     ) -> None:
         """`variables` are more that the template reads (`enable_thinking`, …).
 

@@ -9,7 +9,7 @@ from engine_contract import EngineContract
 
 from agentflow.engine.model_folder import bundled_model_folder
 from agentflow.engine.policy_script import PolicyScript
-from agentflow.engine.scripted import ScriptedEngine
+from agentflow.engine.scripted import ScriptedEngine, ScriptedSettings
 from agentflow.engine.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
@@ -34,13 +34,10 @@ class Talkative:
 def engine_of(max_concurrency: int | None) -> ScriptedEngine:
     """Make an engine over the bundled tokenizer."""
     script = PolicyScript(Talkative(), renderer=RENDERER, tokenizer=FOLDER.tokenizer)
-    return ScriptedEngine(
-        script,
-        tokenizer=FOLDER.tokenizer,
-        context_length=2048,
-        chunk_tokens=4,
-        max_concurrency=max_concurrency,
+    settings = ScriptedSettings(
+        context_length=2048, chunk_tokens=4, max_concurrency=max_concurrency
     )
+    return ScriptedEngine(script, tokenizer=FOLDER.tokenizer, settings=settings)
 
 
 class TestScriptedEngine(EngineContract):
