@@ -46,18 +46,24 @@ def check_text(template: ChatTemplate, *, system: bool) -> str:
     return tails[0]
 
 
-def check_tokens(renderer: _Renders, template: ChatTemplate, tokenizer: FastTokenizer) -> None:
-    """Probe that encoding piece by piece gives the ids of encoding the conversation at once."""
+def check_tokens(renderer: _Renders, template: ChatTemplate, tokenizer: FastTokenizer) -> bool:
+    """Probe that encoding piece by piece gives the ids of encoding the conversation at once.
+
+    Raises ConfigError where appended messages would differ. Returns whether the prompt's end does
+    not depend on the answer either; where it does, engines that are sent a prompt see other ids
+    than trainers that encode whole conversations, with or without us.
+    """
     first = _message("user", OBSERVATION)
     opening = renderer.opening([first])
-    after = renderer.after_turn([first], ended=False)
+    after = renderer.after_turn([first], ended=True)
+    exact = True
     for answer in (ANSWER, "ls", "42"):
         text = template.render([first, _message("assistant", answer), first], prompt=True)
         whole = tokenizer.encode(text)
-        if whole[: len(opening)] != opening:
-            raise _seam(template, "between the prompt and the answer", answer)
         if whole[-len(after) :] != after:
-            raise _seam(template, "between the answer and the next message", answer)
+            raise _seam(template, answer)
+        exact = exact and whole[: len(opening)] == opening
+    return exact
 
 
 def tail_of(template: ChatTemplate, messages: Sequence[Message], *, prompt: bool = True) -> str:
@@ -143,8 +149,8 @@ def _rewrites(template: ChatTemplate, probe: str, expected: str, found: str) -> 
     )
 
 
-def _seam(template: ChatTemplate, where: str, answer: str) -> ConfigError:
+def _seam(template: ChatTemplate, answer: str) -> ConfigError:
     return ConfigError(
-        f"the tokenizer of {template.name} merges tokens {where} {answer!r}: ids of appended "
-        "messages would differ from those of the whole conversation"
+        f"the tokenizer of {template.name} merges tokens between the answer {answer!r} and the "
+        "next message: ids of appended messages would differ from those of the whole conversation"
     )

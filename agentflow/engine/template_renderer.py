@@ -74,7 +74,7 @@ class TemplateRenderer:
         tail = template_probes.check_text(self._template, system=not self._folds_system)
         self._closing = self._find_closing(tail)
         self._end_of_turn_ids = tuple(dict.fromkeys((self._closing.id, *folder.end_ids)))
-        template_probes.check_tokens(self, self._template, self._tokenizer)
+        self._exact_prompt = template_probes.check_tokens(self, self._template, self._tokenizer)
 
     @property
     def end_of_turn_ids(self) -> tuple[int, ...]:
@@ -94,6 +94,15 @@ class TemplateRenderer:
     def folds_system(self) -> bool:
         """True if the template refuses system messages: one then opens the first user message."""
         return self._folds_system
+
+    @property
+    def exact_prompt(self) -> bool:
+        """True if a prompt's ids begin the ids of the whole conversation, whatever the answer.
+
+        False for tokenizers that would merge the prompt's end with an answer's first letters; the
+        record then differs there from what encoding the finished text at once would give.
+        """
+        return self._exact_prompt
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a whole conversation with the prompt for the assistant's answer."""

@@ -16,7 +16,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +36,12 @@ CHAT_TEMPLATE: Final = (
 )
 """ChatML."""
 
+_WORDS: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Qwen2's words: line ends stay with what they end, digits stand alone."""
+
 BUNDLED_FOLDER: Final = Path(__file__).parent / "tokenizer_data"
 
 _PACKAGES: Final = ("asyncio", "collections", "email", "http", "json", "unittest", "pydoc_data")
@@ -53,7 +59,12 @@ def stdlib_files() -> list[Path]:
 def train(files: Iterable[Path], *, vocab_size: int = VOCAB_SIZE) -> Tokenizer:
     """Train a byte-level BPE with the three ChatML specials as its first ids."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     specials = [
         AddedToken(text, special=True, normalized=False)
