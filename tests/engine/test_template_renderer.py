@@ -191,12 +191,9 @@ def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
 
 def test_variables_date_and_generation_blocks_reach_the_template(tmp_path: Path) -> None:
     """What templates of this field use is there."""
-    template = (
-        "{{ strftime_now('%d %b %Y') }}{{ extra }}"
-        + QWEN2.replace("{{'<|im_start|>'", "{% generation %}{{'<|im_start|>'").replace(
-            "{% endfor %}", "{% endgeneration %}{% endfor %}"
-        )
-    )
+    template = "{{ strftime_now('%d %b %Y') }}{{ extra }}" + QWEN2.replace(
+        "{{'<|im_start|>'", "{% generation %}{{'<|im_start|>'"
+    ).replace("{% endfor %}", "{% endgeneration %}{% endfor %}")
     folder = load_model_folder(make_folder(tmp_path, template))
     renderer = TemplateRenderer(folder, variables={"extra": "!"})
     text = renderer.decode(renderer.opening([user("x")]))
