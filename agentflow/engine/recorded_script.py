@@ -64,7 +64,8 @@ def read_tokens(path: Path) -> RecordedTokens:
     """Read one episode's tokens. Raises ConfigError when the file is not what it should be."""
     fields = RecordedTokens.__dataclass_fields__
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # numpy leaves a file that it opened itself open when the archive is damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return RecordedTokens(**{name: arrays[name] for name in fields})
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
