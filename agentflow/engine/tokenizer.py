@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, TypeAlias
 
 from tokenizers import Tokenizer as _Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from tokenizers import AddedToken
 
-_NOTHING: Final = re.compile(r"(?!)")
+_Span: TypeAlias = tuple[int, int]
+"""Start and end in a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,9 @@ class FastTokenizer:
     def __init__(self, tokenizer_json: str) -> None:
         """Take the text of a `tokenizer.json`; raises ValueError when it is not one."""
         self._backend = _load(tokenizer_json)
-        self._plain = _load(tokenizer_json)
-        self._plain.encode_special_tokens = True
         added: dict[int, AddedToken] = self._backend.get_added_tokens_decoder()
         self._specials = {t.content: (i, t) for i, t in added.items() if t.special}
-        self._pattern = _any_of(list(self._specials))
+        self._finder = _Finder(self._specials)
         self._size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
 
     @property
@@ -77,7 +77,7 @@ class FastTokenizer:
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
         """Ids of the joined pieces; special tokens only out of trusted ones."""
         text = "".join(piece.text for piece in pieces)
-        if not any(self._touched(pieces)):
+        if not any(self._touched(text, pieces)):
             return self.encode(text)
         return self._encode_split(text, pieces)
 
@@ -86,14 +86,22 @@ class FastTokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=True)
         return text
 
+    @cached_property
+    def _plain(self) -> _Backend:
+        """A copy that spells special tokens; made when first needed, it is as big as the first."""
+        backend = _load(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
     # --- special tokens in untrusted text -----------------------------------------------------
 
-    def _touched(self, pieces: Sequence[Piece]) -> Iterator[bool]:
+    def _touched(self, text: str, pieces: Sequence[Piece]) -> Iterator[bool]:
         """Say of each special token in the joined text whether untrusted text is part of it."""
-        text = "".join(piece.text for piece in pieces)
         spans = _trusted_spans(pieces)
-        for match in self._pattern.finditer(text):
-            yield not _inside(match, spans)
+        found = self._finder.search(text, 0)
+        while found is not None:
+            yield not _inside(found, spans)
+            found = self._finder.search(text, found[1])
 
     def _encode_split(self, text: str, pieces: Sequence[Piece]) -> list[int]:
         """Cut at the trusted special tokens and encode what lies between them as plain text."""
@@ -101,21 +109,21 @@ class FastTokenizer:
         ids: list[int] = []
         start = 0
         strip_left = False
-        for match in self._trusted_specials(text, spans):
-            id_, token = self._specials[match.group()]
-            ids += self._between(text[start : match.start()], left=strip_left, right=token.lstrip)
+        for first, end in self._trusted_specials(text, spans):
+            id_, token = self._specials[text[first:end]]
+            ids += self._between(text[start:first], left=strip_left, right=token.lstrip)
             ids.append(id_)
-            start, strip_left = match.end(), token.rstrip
+            start, strip_left = end, token.rstrip
         return ids + self._between(text[start:], left=strip_left, right=False)
 
-    def _trusted_specials(self, text: str, spans: list[tuple[int, int]]) -> Iterator[re.Match[str]]:
-        position = 0
-        while match := self._pattern.search(text, position):
-            trusted = _inside(match, spans)
+    def _trusted_specials(self, text: str, spans: Sequence[_Span]) -> Iterator[_Span]:
+        found = self._finder.search(text, 0)
+        while found is not None:
+            trusted = _inside(found, spans)
             if trusted:
-                yield match
+                yield found
             # Letters of an untrusted match may begin a trusted token: go on right behind its first.
-            position = match.end() if trusted else match.start() + 1
+            found = self._finder.search(text, found[1] if trusted else found[0] + 1)
 
     def _between(self, text: str, *, left: bool, right: bool) -> list[int]:
         """Encode plain text beside special tokens that swallow whitespace on that side."""
@@ -139,17 +147,33 @@ def _load(tokenizer_json: str) -> _Backend:
     return backend
 
 
-def _any_of(tokens: list[str]) -> re.Pattern[str]:
-    """Match the leftmost special token, of several the longest, as the library does."""
-    if not tokens:
-        return _NOTHING
-    return re.compile("|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True)))
+class _Finder:
+    """Finds the leftmost special token, of several the longest, as the library does.
+
+    By first letter and length rather than by one alternation: models with thousands of reserved
+    tokens would make that slow on text with many `<`.
+    """
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        self._tokens = frozenset(tokens)
+        self._lengths = sorted({len(token) for token in tokens}, reverse=True)
+        firsts = "".join(re.escape(first) for first in sorted({token[0] for token in tokens}))
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+
+    def search(self, text: str, position: int) -> _Span | None:
+        for match in self._first.finditer(text, position):
+            start = match.start()
+            for length in self._lengths:
+                token = text[start : start + length]  # shorter at the text's end
+                if token in self._tokens:
+                    return start, start + len(token)
+        return None
 
 
-def _trusted_spans(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+def _trusted_spans(pieces: Sequence[Piece]) -> list[_Span]:
     """Give the stretches of the joined text that trusted neighbours form together."""
     ends = list(accumulate(len(piece.text) for piece in pieces))
-    spans: list[tuple[int, int]] = []
+    spans: list[_Span] = []
     for piece, end in zip(pieces, ends, strict=True):
         start = end - len(piece.text)
         if not piece.trusted or not piece.text:
@@ -161,5 +185,5 @@ def _trusted_spans(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
     return spans
 
 
-def _inside(match: re.Match[str], spans: list[tuple[int, int]]) -> bool:
-    return any(start <= match.start() and match.end() <= end for start, end in spans)
+def _inside(found: _Span, spans: Sequence[_Span]) -> bool:
+    return any(start <= found[0] and found[1] <= end for start, end in spans)
