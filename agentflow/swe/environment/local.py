@@ -13,7 +13,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agentflow.errors import ConfigError, EnvDied, EnvStartFailed
+from agentflow.errors import CommandFailed, ConfigError, EnvDied, EnvStartFailed
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.local_config import LocalEnvConfig, SandboxChoice
 from agentflow.swe.environment.local_env import LocalEnv
@@ -103,13 +103,10 @@ class LocalEnvBuilder:
         try:
             with _start_failures_named(env.root):
                 await env.create()
-            result = await env.execute("true", timeout_s=START_TIMEOUT_S)
-            if result.exit_code != 0:
-                told = result.text.strip()
-                raise EnvStartFailed(f"{env.name}: `true` ended with {result.exit_code}: {told}")
-        except EnvDied as error:
+            await env.execute("true", timeout_s=START_TIMEOUT_S, check=True)
+        except (EnvDied, CommandFailed) as error:
             await env.stop()
-            raise EnvStartFailed(str(error)) from error
+            raise EnvStartFailed(f"{env.name}: {error}") from error
         except BaseException:
             await env.stop()
             raise

@@ -26,6 +26,12 @@ HOME = "/home/agent"
 SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix")
 """What any program needs; nobody's home, no project and no other environment is among them."""
 
+KERNEL_PATHS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+"""Kernel settings that root may write even without capabilities; bubblewrap 0.8 leaves them so."""
+
+SECRET_FILES = ("/etc/shadow", "/etc/gshadow")
+"""Readable by root, which commands are when the owner is; shown as empty."""
+
 ARGUMENT_BYTES = 100_000
 """Longer commands travel in a file: Linux takes 128 KiB in one argument."""
 
@@ -145,7 +151,7 @@ class Bubblewrap:
 
     name = "bubblewrap"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # by keyword, from one section of configuration
         self,
         *,
         bwrap: str,
@@ -161,7 +167,14 @@ class Bubblewrap:
         self._base = [bwrap, "--unshare-all", *(["--share-net"] if network else [])]
         self._base += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         self._base += ["--json-status-fd", str(STATUS_FD), "--proc", "/proc", "--dev", "/dev"]
+        for path in KERNEL_PATHS:
+            self._base += ["--ro-bind-try", path, path]
         self._system = [arg for path in self._shown for arg in _show(path)]
+        for path in filter(os.path.exists, SECRET_FILES):
+            self._system += ["--ro-bind", os.devnull, path]
+        self._hide(hidden)
+
+    def _hide(self, hidden: Iterable[Path]) -> None:
         tasks = Path(__file__).resolve().parents[1] / "tasks"
         for path in (tasks, *hidden):
             if any(path.is_relative_to(shown) for shown in self._shown) and path.is_dir():
@@ -190,7 +203,7 @@ class Bubblewrap:
         return Program(argv=argv, cwd="/", script=script, wants_status=True)
 
     def failure(self, outcome: Outcome) -> str | None:
-        """bubblewrap reports an exit code only for a command that it came to start."""
+        """Only a command that it came to start has an exit code in its report."""
         if outcome.timed_out or '"exit-code"' in outcome.status:
             return None
         return outcome.output.decode(errors="replace").strip() or "bubblewrap was killed"

@@ -91,7 +91,7 @@ class Call(asyncio.Protocol):
         """Collect the answer."""
         self._answer += data
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
         """Note the end, which comes after the answer or instead of it."""
         self._transport = None
         self.ended.set()

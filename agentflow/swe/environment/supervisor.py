@@ -32,6 +32,7 @@ import struct
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 LENGTH = struct.Struct(">I")
@@ -98,9 +99,9 @@ def become_subreaper() -> None:
 def parents() -> dict[int, int]:
     """Parent of every process that /proc shows."""
     found = {}
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc"):  # noqa: PTH208  # names alone are needed
         if entry.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+            with contextlib.suppress(OSError), Path(f"/proc/{entry}/stat").open("rb") as file:
                 # The name in brackets may hold anything; what follows its last bracket is plain.
                 found[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
     return found
@@ -203,7 +204,7 @@ class Worker:
         os.set_blocking(output, False)
         with contextlib.suppress(OSError):  # a user's share of pipe memory may be used up
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
-        inherited = {output_in: (1, 2)}
+        inherited: dict[int, tuple[int, ...]] = {output_in: (1, 2)}
         script = self._script()
         if script is not None:
             inherited[script] = (SCRIPT_FD,)
@@ -293,7 +294,7 @@ def become_command(request: dict[str, Any], inherited: dict[int, tuple[int, ...]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)  # noqa: PLW2901
             resource.setrlimit(kind, (value, value))
         os.chdir(request["cwd"])
-        os.execve(request["argv"][0], request["argv"], request["env"])
+        os.execve(request["argv"][0], request["argv"], request["env"])  # noqa: S606  # it is the shell
     except (OSError, ValueError) as error:
         os.write(2, f"cannot run the command: {error}\n".encode(errors="replace"))
     finally:
