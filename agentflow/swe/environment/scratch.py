@@ -10,9 +10,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,15 +72,13 @@ def sweep(scratch: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a directory of any depth, with any modes, following no link; tell what stays.
 
-    Constant stack and descriptors: subdirectories are moved up to the top before they are
-    emptied. Missing is fine. Nothing may run in it any more.
+    Missing is fine. Nothing may run in it any more.
     """
     try:
         if path.is_symlink():
             path.unlink()
         else:
-            _empty(path)
-            path.rmdir()
+            _remove_directory(path)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -108,7 +107,19 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
         os.close(fd)
 
 
+def _remove_directory(path: Path) -> None:
+    with suppress(OSError, RecursionError):  # read-only parts, too deep for it
+        shutil.rmtree(path)
+        return
+    _empty(path)
+    path.rmdir()
+
+
 def _empty(path: Path) -> None:
+    """Empty it in constant stack and descriptors.
+
+    Subdirectories are moved up to the top before they are emptied.
+    """
     path.chmod(0o700)
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
