@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from agentflow.protocols import ContainerEnv, ContainerEnvBuilder
+    from agentflow.types import CommandResult
 
 HOLD = "exec 9>>alive; flock -n 9 || exit 99; "
 """Begins a command whose processes are to be watched."""
@@ -38,6 +39,15 @@ async def assert_dead(env: ContainerEnv) -> None:
     assert result.exit_code == 0, "a process outlived its command"
 
 
+async def until_deadline(env: ContainerEnv, command: str, *, printed: bytes) -> CommandResult:
+    """Run into a deadline that comes after `printed`, on a busy machine as well."""
+    for timeout_s in (0.3, 3.0):
+        result = await env.execute(command, timeout_s=timeout_s)
+        if printed in result.output:
+            return result
+    return await env.execute(command, timeout_s=20)
+
+
 async def until_there(env: ContainerEnv, path: str) -> None:
     """Wait until a command under way has made a file."""
     result = await env.execute(f"until test -e {path}; do sleep 0.01; done", timeout_s=20)
@@ -50,7 +60,7 @@ class EnvironmentContract:
     limits_pids: bool = False
     """Whether a fork bomb meets a limit."""
 
-    big_output_bytes: int = int(os.environ.get("AGENTFLOW_TEST_OUTPUT_BYTES", 64 * 1024 * 1024))
+    big_output_bytes: int = int(os.environ.get("AGENTFLOW_TEST_OUTPUT_BYTES", str(1 << 26)))
     """More than anything may keep in memory; set the variable for 1 GB."""
 
     @pytest.fixture
@@ -73,24 +83,22 @@ class EnvironmentContract:
 
     # --- ends of commands ---------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("command", "code"),
-        [
-            ("true", 0),
-            ("false", 1),
-            ("exit 3", 3),
-            ("(exit 200)", 200),
-            ("nonexistent-program", 127),
-            ("kill -KILL $$", 137),
-            ("kill -TERM $$", 143),
-            ("bash -c 'kill -SEGV $$'; exit $?", 139),
-            ("if", 2),
-        ],
-    )
-    async def test_exit_code(self, env: ContainerEnv, command: str, code: int) -> None:
+    async def test_exit_codes(self, env: ContainerEnv) -> None:
         """The exit code is the shell's, 128 + n for a signal."""
-        result = await env.execute(command)
-        assert (result.exit_code, result.timed_out, result.out_of_memory) == (code, False, False)
+        expected = {
+            "true": 0,
+            "false": 1,
+            "exit 3": 3,
+            "(exit 200)": 200,
+            "nonexistent-program": 127,
+            "kill -KILL $$": 137,
+            "kill -TERM $$": 143,
+            "bash -c 'kill -SEGV $$'; exit $?": 139,
+            "if": 2,
+        }
+        results = {command: await env.execute(command) for command in expected}
+        assert {command: result.exit_code for command, result in results.items()} == expected
+        assert not any(result.timed_out or result.out_of_memory for result in results.values())
 
     async def test_it_is_bash(self, env: ContainerEnv) -> None:
         """Commands may use what only bash has."""
@@ -136,7 +144,7 @@ class EnvironmentContract:
 
     async def test_a_flood_of_lines_ends_at_the_deadline(self, env: ContainerEnv) -> None:
         """A line a microsecond does not keep the deadline from being noticed."""
-        result = await env.execute(HOLD + "yes", timeout_s=0.3)
+        result = await until_deadline(env, HOLD + "yes", printed=b"y\n")
         assert (result.timed_out, result.exit_code) == (True, -1)
         assert result.output.startswith(b"y\ny\n")
         await assert_dead(env)
@@ -174,10 +182,10 @@ class EnvironmentContract:
         assert result.output.strip() == b"10000"
         assert await env.read_file("out.txt", max_bytes=1 << 20) == lines.encode()
 
-    @pytest.mark.parametrize("command", ["echo a\0b", "echo \udcff", "a=\ud800; $a"])
-    async def test_odd_characters_are_no_crash(self, env: ContainerEnv, command: str) -> None:
+    async def test_odd_characters_are_no_crash(self, env: ContainerEnv) -> None:
         """NUL and lone surrogates, which a model may emit, give a result."""
-        assert isinstance((await env.execute(command)).exit_code, int)
+        for command in ("echo a\0b", "echo \udcff", "a=\ud800; $a"):
+            assert isinstance((await env.execute(command)).exit_code, int)
         assert (await env.execute("echo fine")).output == b"fine\n"
 
     # --- what lasts ---------------------------------------------------------------------------
@@ -220,7 +228,8 @@ class EnvironmentContract:
 
     async def test_timeout_keeps_what_was_printed(self, env: ContainerEnv) -> None:
         """A time-out is a result: -1, the output so far, and a duration."""
-        result = await env.execute(HOLD + f"echo before; sleep {FOREVER_S}", timeout_s=0.3)
+        command = HOLD + f"echo before; sleep {FOREVER_S}"
+        result = await until_deadline(env, command, printed=b"before\n")
         assert (result.exit_code, result.timed_out, result.output) == (-1, True, b"before\n")
         assert result.duration_s >= 0.3
         await assert_dead(env)
@@ -239,18 +248,17 @@ class EnvironmentContract:
     async def test_nothing_outlives_a_timeout(self, env: ContainerEnv, child: str) -> None:
         """Sessions, double forks and ignored signals save no child."""
         command = HOLD + f"trap '' TERM INT HUP; {child} echo up; while :; do sleep 0.05; done"
-        result = await env.execute(command, timeout_s=0.3)
+        result = await until_deadline(env, command, printed=b"up\n")
         assert (result.timed_out, result.output) == (True, b"up\n")
         await assert_dead(env)
 
-    @pytest.mark.parametrize("start", ["", "setsid ", "nohup "])
-    async def test_a_background_child_neither_blocks_nor_stays(
-        self, env: ContainerEnv, start: str
-    ) -> None:
+    async def test_a_background_child_neither_blocks_nor_stays(self, env: ContainerEnv) -> None:
         """A child that keeps the output open does not hold up the result, and dies with it."""
-        result = await env.execute(HOLD + f"{start}sleep {FOREVER_S} & echo started", timeout_s=20)
-        assert (result.exit_code, result.output) == (0, b"started\n")
-        await assert_dead(env)
+        for start in ("", "setsid", "nohup"):
+            command = HOLD + f"{start} sleep {FOREVER_S} & echo started"
+            result = await env.execute(command, timeout_s=20)
+            assert (result.exit_code, result.output) == (0, b"started\n")
+            await assert_dead(env)
 
     async def test_output_of_a_short_background_child_is_kept(self, env: ContainerEnv) -> None:
         """What a child wrote before the command ended is not lost."""
@@ -259,7 +267,8 @@ class EnvironmentContract:
 
     async def test_a_stopped_tree_dies(self, env: ContainerEnv) -> None:
         """SIGSTOP is no way to outlive the deadline."""
-        result = await env.execute(HOLD + f"sleep {FOREVER_S} & kill -STOP $! $$", timeout_s=0.3)
+        command = HOLD + f"sleep {FOREVER_S} & echo up; kill -STOP $! $$"
+        result = await until_deadline(env, command, printed=b"up\n")
         assert result.timed_out
         await assert_dead(env)
 
@@ -368,11 +377,11 @@ class EnvironmentContract:
         await env.write_files({"run": b"#!/bin/sh\necho new\n"})
         assert (await env.execute("./run")).output == b"new\n"
 
-    @pytest.mark.parametrize("path", ["../up", "a/../../up", "/etc/up", ""])
-    async def test_paths_that_lead_out_are_refused(self, env: ContainerEnv, path: str) -> None:
+    async def test_paths_that_lead_out_are_refused(self, env: ContainerEnv) -> None:
         """No path climbs out of its root."""
-        with pytest.raises(ValueError, match="must"):
-            await env.write_files({path: b"x"})
+        for path in ("../up", "a/../../up", "/etc/up", ""):
+            with pytest.raises(ValueError, match="must"):
+                await env.write_files({path: b"x"})
 
     async def test_read_limits(self, env: ContainerEnv) -> None:
         """A file that is larger than asked for is refused, one that just fits is not."""
@@ -383,21 +392,20 @@ class EnvironmentContract:
         with pytest.raises(FileNotFoundError):
             await env.read_file("missing/f", max_bytes=1)
 
-    @pytest.mark.parametrize("make", ["mkfifo x", "mkdir x", "ln -s /dev/zero x", "ln -s x x"])
-    async def test_only_regular_files_are_read(self, env: ContainerEnv, make: str) -> None:
+    async def test_only_regular_files_are_read(self, env: ContainerEnv) -> None:
         """A FIFO, a folder, a device or a loop is refused at once."""
-        await env.execute(make, check=True)
+        await env.execute("mkfifo x1; mkdir x2; ln -s /dev/zero x3; ln -s x4 x4", check=True)
         async with asyncio.timeout(20):
-            with pytest.raises(ValueError, match="x"):
-                await env.read_file("x", max_bytes=100)
+            for path in ("x1", "x2", "x3", "x4"):
+                with pytest.raises(ValueError, match=path):
+                    await env.read_file(path, max_bytes=100)
 
-    @pytest.mark.parametrize("link", ["f", "dir"])
-    async def test_links_do_not_lead_reading_out(self, env: ContainerEnv, link: str) -> None:
+    async def test_links_do_not_lead_reading_out(self, env: ContainerEnv) -> None:
         """A planted link does not show a file from outside the environment."""
         await env.execute("ln -s /etc/passwd f; ln -s /etc dir", check=True)
-        path = "f" if link == "f" else "dir/passwd"
-        with pytest.raises(ValueError, match=link):
-            await env.read_file(path, max_bytes=1 << 20)
+        for path in ("f", "dir/passwd"):
+            with pytest.raises(ValueError, match=path):
+                await env.read_file(path, max_bytes=1 << 20)
 
     async def test_links_do_not_lead_writing_out(self, env: ContainerEnv) -> None:
         """A link in a file's place is replaced; the file it names keeps its content."""

@@ -40,7 +40,7 @@ BAD_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 class LocalEnv:
     """One environment; made by `LocalEnvBuilder.start`."""
 
-    def __init__(  # noqa: PLR0913  # by keyword, from its one builder
+    def __init__(
         self,
         *,
         name: str,

@@ -151,7 +151,7 @@ class Bubblewrap:
 
     name = "bubblewrap"
 
-    def __init__(  # noqa: PLR0913  # by keyword, from one section of configuration
+    def __init__(
         self,
         *,
         bwrap: str,

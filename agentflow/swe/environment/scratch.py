@@ -48,7 +48,11 @@ class RunDirectory:
         with _locked(scratch / SWEEP_LOCK):
             sweep(scratch)
             path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=scratch))
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                path.rmdir()
+                raise
             fcntl.flock(lock, fcntl.LOCK_EX)
         return cls(path, lock)
 

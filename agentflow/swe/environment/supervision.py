@@ -82,7 +82,7 @@ class Call(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # for mypy: a stream socket
+        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         body = json.dumps(asdict(self._launch)).encode()
         transport.write(LENGTH.pack(len(body)) + body)
@@ -182,7 +182,7 @@ class Supervision:
                 self._send(link)
 
     def _send(self, link: socket.socket) -> None:
-        assert self._control is not None  # noqa: S101  # callers start it
+        assert self._control is not None
         socket.send_fds(self._control, [b"+"], [link.fileno()])
 
     async def _start(self) -> None:
