@@ -1,4 +1,4 @@
-"""ActionScheduler as a state machine: any order of events keeps its invariants and ends all items."""
+"""ActionScheduler as a state machine: whatever the order of events, its invariants hold."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class Machine(RuleBasedStateMachine):
             starts=2,
             commands=3,
             rewards=1,
+            preemptions=1,
             age_s=age,
         )
         self.scheduler = ActionScheduler(limits, policy)
@@ -154,6 +155,7 @@ class Machine(RuleBasedStateMachine):
                     self.running[item] = command.kind
                 case kind:
                     self.running[item] = kind
+        assert not self.scheduler.commands(self.now), "more could have started"
         for item in [i for i in self.promised if i.stage is not Stage.HP_RESUME]:
             del self.promised[item]
 
