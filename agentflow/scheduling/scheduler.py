@@ -115,9 +115,8 @@ class ActionScheduler:
         """Everything that may start now, in order; each is thereby under way."""
         todo = [*self._fill(Stage.REWARD_QUEUED, CommandKind.JUDGE, now)]
         todo += self._fill(Stage.ENV_QUEUED, CommandKind.ACT, now)
-        if not self.paused:
-            todo += self._generate(now)
-            todo += self._preempt()
+        todo += self._generate(now)
+        todo += self._preempt()
         todo += self._fill(Stage.NEW, CommandKind.START, now)
         return todo
 
@@ -163,7 +162,8 @@ class ActionScheduler:
     def _preempt(self) -> Iterator[Command]:
         """Free a slot for each waiting high item; never reached while a slot is free for it."""
         waiting = self._queues[Stage.HP_RESUME]
-        while self._policy.preempts and (item := waiting.first()) and (victim := self.victim()):
+        may = self._policy.preempts and not self.paused
+        while may and (item := waiting.first()) and (victim := self.victim()):
             waiting.remove(item)
             self._promised.add(item)
             self._victims.discard(victim)
@@ -183,7 +183,8 @@ class ActionScheduler:
                 admitted = starting + len(self._queues[Stage.PENDING]) + self.live
                 return min(limits.starts - starting, limits.admitted - admitted)
             case CommandKind.GENERATE | CommandKind.ABORT:
-                return limits.generations - len(inflight[Stage.GENERATING])
+                free = limits.generations - len(inflight[Stage.GENERATING])
+                return 0 if self.paused else free
 
     def _aged(self, item: WorkItem, now: float) -> bool:
         return now - item.queued_at >= self._limits.age_s
