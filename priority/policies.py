@@ -35,8 +35,10 @@ class Priority:
 class Policy(Protocol):
     """Decides classes and ranks."""
 
-    preempts: bool
-    """Whether a waiting high item may abort a low generation."""
+    @property
+    def preempts(self) -> bool:
+        """Whether a waiting high item may abort a low generation."""
+        ...
 
     def classify(self, standing: Standing) -> Priority:
         """Give the item its class and rank, now."""

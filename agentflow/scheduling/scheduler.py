@@ -143,6 +143,11 @@ class ActionScheduler:
         item.high, item.rank = priority.high, priority.rank
 
     @property
+    def generating(self) -> int:
+        """Generations in flight."""
+        return len(self._inflight[Stage.GENERATING])
+
+    @property
     def live(self) -> int:
         """Episodes between their first generation and their last command."""
         queued = sum(len(self._queues[stage]) for stage in LIVE_WAITING)
