@@ -1,6 +1,6 @@
 """Tasks: rows in SWE-bench's format, and what they point at.
 
-    load_tasks(spec) ──rows──▶ RolloutSample.task ──▶ materialise(row) ──Materials──▶ runtime
+load_tasks(spec) ──rows──▶ RolloutSample.task ──▶ materialise(row) ──Materials──▶ runtime
 """
 
 from agentflow.swe.tasks.loader import load_tasks

@@ -34,7 +34,9 @@ def load_tasks(spec: str | Path) -> list[Row]:
     """
     placed = list(_from_spec(spec))
     if not placed:
-        raise ConfigError(f"{spec}: no tasks in it; expected one row a line, or a JSON list of rows")
+        raise ConfigError(
+            f"{spec}: no tasks in it; expected one row a line, or a JSON list of rows"
+        )
     seen: dict[str, str] = {}
     for where, row in placed:
         name = parse_task(row, where=where).instance_id
@@ -131,5 +133,3 @@ def _anchored(row: Row, folder: Path) -> Row:
         if isinstance(value, str) and (key != "url" or (folder / value).is_dir()):
             anchored[key] = str((folder / value).absolute())
     return {**row, "source": anchored}
-
-
