@@ -71,7 +71,7 @@ _RUN = """
 for python in {candidates}; do
   found=$(command -v "$python") || continue
   if "$found" -I -c 'import importlib.util as u, sys; sys.exit(u.find_spec("pytest") is None)'; then
-    exec "$found" -I -B -X pycache_prefix="$PWD/{folder}/pyc" {folder}/judge_child.py
+    exec "$found" -I -B {folder}/judge_child.py
   fi
 done 2>/dev/null
 echo 'no Python with pytest among: {candidates}'

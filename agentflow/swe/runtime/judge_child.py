@@ -11,6 +11,7 @@ The code under test shares this process, so nothing here trusts what can be reac
   turns the decoys too;
 - the functions and classes of pytest, pluggy, unittest and builtins must be the same ones, with the
   same code, whenever they are looked at; the files of the tests must be the same bytes;
+- compiled files in the repository are not looked at;
 - the repository's folders join `sys.path` only after pytest and its plugins are loaded.
 """
 
@@ -23,7 +24,6 @@ import types
 TEXT_LIMIT = 4000
 """Characters of a failure's text that are reported."""
 STACK = ("_pytest", "pluggy", "pytest", "unittest")
-_MUTABLE_CLASS_NAMES = {"__annotations__", "__annotations_cache__", "__annotate_func__", "__doc__"}
 _CODE = (types.FunctionType,)
 _WATCHED = (
     types.FunctionType,
@@ -56,7 +56,7 @@ def make_reporter(fd, key):
 
 
 def make_integrity():
-    """Return `changed()`, the name of the first thing in pytest's stack that was replaced."""
+    """Return `changed()`, which yields what was replaced in pytest's stack: its name, and by what."""
     modules = {name: m for name, m in sys.modules.items() if name.split(".")[0] in STACK}
     members, classes = [], []
     for name, module in [*modules.items(), ("builtins", sys.modules["builtins"])]:
@@ -75,22 +75,31 @@ def make_integrity():
 
     def changed():
         for holder, owner, key, value, function, code, defaults in members:
-            if holder.get(key, absent) is not value:
-                return "%s.%s" % (owner, key)
-            if function is not None and (
+            now = holder.get(key, absent)
+            if now is not value:
+                yield "%s.%s" % (owner, key), now
+            elif function is not None and (
                 function.__code__ is not code or function.__defaults__ is not defaults
             ):
-                return "%s.%s" % (owner, key)
+                yield "%s.%s" % (owner, key), None
         for holder, owner, names in classes:
             for key in holder:
-                if key not in names and key not in _MUTABLE_CLASS_NAMES:
-                    return "%s.%s" % (owner, key)
+                if key not in names and isinstance(holder[key], _WATCHED):
+                    yield "%s.%s" % (owner, key), holder[key]
         for name in modules:
             if loaded.get(name) is not modules[name]:
-                return name
-        return "" if (gettrace(), getprofile()) == tracers else "sys.settrace"
+                yield name, None
+        if (gettrace(), getprofile()) != tracers:
+            yield "sys.settrace", None
 
     return changed
+
+
+def is_installed(value, root):
+    """Whether a replacement is a function of an installed plugin, not of the repository."""
+    _, code, _ = _code(value)
+    file = code.co_filename if code else "<"
+    return not file.startswith("<") and not file.startswith(root + os.sep)
 
 
 def _code(value):
@@ -156,12 +165,10 @@ def make_plugin(plan, report, files_changed):
     integrity = []
 
     def check():
-        for changed in (integrity[0](), test_functions_changed() if integrity[1:] else ""):
-            if changed:
-                violated.append(changed)
-
-    def test_functions_changed():
-        return integrity[1]()
+        for look in integrity:
+            for name, _ in look():
+                violated.append(name)
+                return
 
     def heads():
         coin.update(b".")
@@ -181,10 +188,19 @@ def make_plugin(plan, report, files_changed):
         return nodeid in awaited or nodeid.split()[0] in awaited
 
     class Judge:
-        @pytest.hookimpl(tryfirst=True)
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_load_initial_conftests(self):
-            sys.path[:0] = plan["import_roots"]
             integrity.append(make_integrity())
+            sys.pycache_prefix = plan["pycache"]
+            sys.path[:0] = plan["import_roots"]
+            yield
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_sessionstart(self):
+            """Accept what installed plugins replaced while they were configured; nothing else."""
+            replaced = [name for name, now in integrity[0]() if not is_installed(now, root)]
+            violated.extend(replaced[:1])
+            integrity[:] = [make_integrity()]
 
         def pytest_collectstart(self, collector):
             if isinstance(collector, pytest.Module):
@@ -215,6 +231,10 @@ def make_plugin(plan, report, files_changed):
             integrity.append(make_function_check(items))
             check()
 
+        @pytest.hookimpl(trylast=True)
+        def pytest_sessionfinish(self):
+            check()
+
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
             phases[item] = []
@@ -237,7 +257,6 @@ def make_plugin(plan, report, files_changed):
         report(kind, *fields)
 
     def finish(code):
-        check()
         changed = files_changed()
         if changed:
             violated.append(changed)
@@ -248,7 +267,7 @@ def make_plugin(plan, report, files_changed):
 
 
 def make_function_check(items):
-    """Return `changed()`: whether a collected test is another function than at collection."""
+    """Return `changed()`, which yields each collected test that is another function now."""
     held = []
     for item in items:
         owner = getattr(item, "cls", None) or getattr(item, "module", None)
@@ -259,9 +278,9 @@ def make_function_check(items):
 
     def changed():
         for owner, name, value, code in held:
-            if owner.__dict__.get(name) is not value or value.__code__ is not code:
-                return "test function %s" % name
-        return ""
+            now = owner.__dict__.get(name)
+            if now is not value or value.__code__ is not code:
+                yield "test function %s" % name, now
 
     return changed
 
@@ -310,9 +329,11 @@ def main():
         plan = json.load(file)
     os.unlink(os.path.join(here, "plan.json"))
     plan["root"] = root = os.getcwd()
+    plan["pycache"] = os.path.join(here, "pyc")
     plan["import_roots"] = [os.path.normpath(os.path.join(root, p)) for p in plan["import_roots"]]
     os.environ["PYTHONPATH"] = os.pathsep.join(plan["import_roots"])
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONSTARTUP", "PYTHONHOME"):
         os.environ.pop(name, None)
     if plan["plugins"] is not None:

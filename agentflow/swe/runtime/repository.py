@@ -43,7 +43,7 @@ g() {
 """`g` is git without anybody's configuration, environment, hooks or attributes."""
 
 _START = """
-command -v git >/dev/null || { echo 'git is not installed in the environment'; exit 90; }
+command -v git >/dev/null || {{ echo 'git is not installed in the environment'; exit 90; }}
 g init -q --template= .
 g symbolic-ref HEAD refs/heads/main
 mkdir -p .git/info
