@@ -10,7 +10,7 @@ What can be trusted, and what cannot
   and no printed line of the tests counts.
 - The code under test runs in the tests' own process, as in every Python test-suite. Against code
   that goes for the process from within there are decoys that must fail, integrity checks of
-  pytest, unittest and the builtins, and a key that is in no Python object (`judge_child.py`). That
+  pytest, unittest and the builtins, and a key that is in no Python object (`child/`). That
   makes every known trick lose. It is no proof: code written against this very judge, which walks
   the frames of the process to the reporter, or answers `==` with True for its own objects, cannot
   be told from an honest solution by any in-process test-suite.
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _FOLDER = ".git/agentflow"
 """In the environment. No patch can write there: git refuses paths in `.git`."""
-_CHILD = Path(__file__).with_name("judge_child.py")
+_CHILD = Path(__file__).with_name("child")
+_CHILD_FILES = ("__main__.py", "judge_watch.py")
 _MAX_LIST_BYTES = 16 << 20
 _MAX_REPORT_BYTES = 256 << 20
 """A report has at most 4 KB a failure."""
@@ -71,7 +72,7 @@ _RUN = """
 for python in {candidates}; do
   found=$(command -v "$python") || continue
   if "$found" -I -c 'import importlib.util as u, sys; sys.exit(u.find_spec("pytest") is None)'; then
-    exec "$found" -I -B {folder}/judge_child.py
+    exec "$found" -I -B {folder}/child
   fi
 done 2>/dev/null
 echo 'no Python with pytest among: {candidates}'
@@ -158,8 +159,10 @@ class Judge:
         plan = self._plan(key=key, hello=hello, patched=patched)
         await env.write_files(
             {
-                f"{_FOLDER}/judge_child.py": _CHILD.read_bytes(),
                 f"{_FOLDER}/plan.json": json.dumps(plan).encode(),
+                **{
+                    f"{_FOLDER}/child/{name}": (_CHILD / name).read_bytes() for name in _CHILD_FILES
+                },
             }
         )
         names = [self.python] if self.python != "auto" else [sys.executable, "python3", "python"]

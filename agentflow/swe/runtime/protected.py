@@ -26,7 +26,8 @@ _HOOK_FILES = frozenset(
         "pyvenv.cfg",
     }
 )
-"""`setup.cfg` and `pyproject.toml` are missing: honest patches change them, the judge reads none."""
+"""`setup.cfg` and `pyproject.toml` are missing: honest patches change them, and
+the judge reads neither."""
 _HOOK_SUFFIXES = (".pth", ".pyc", ".pyo", ".egg-link")
 _HOOK_FOLDER_SUFFIXES = (".dist-info", ".egg-info")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})

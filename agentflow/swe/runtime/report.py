@@ -1,7 +1,7 @@
 """The judge's report: lines that only the judge's own process can have written. Pure.
 
-Each line is `TAG BODY`, the tag a keyed hash over all bodies so far: a line that was added, changed,
-dropped or moved breaks the chain.
+Each line is `TAG BODY`, the tag a keyed hash over all bodies so far: a line that was added,
+changed, dropped or moved breaks the chain.
 """
 
 from __future__ import annotations

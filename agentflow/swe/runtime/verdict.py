@@ -110,7 +110,7 @@ def _by_id(tests: Iterable[TestOutcome]) -> dict[str, list[TestOutcome]]:
 
 
 def _cut(node_id: str) -> str:
-    return node_id.split()[0] if node_id.split() else node_id
+    return next(iter(node_id.split(maxsplit=1)), node_id)
 
 
 def _passed(node_id: str, seen: dict[str, list[TestOutcome]]) -> bool:

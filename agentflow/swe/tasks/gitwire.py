@@ -26,9 +26,16 @@ EXACT_ATTRIBUTES = "* -text !eol !ident !filter !working-tree-encoding !diff !me
 AS_BINARY = EXACT_ATTRIBUTES.replace("!diff", "-diff")
 """The same with every difference as a binary one: ASCII whatever the encoding of the files."""
 DIFF_FLAGS = (
-    "--binary --full-index --no-color --no-ext-diff --no-textconv --no-renames "
-    "--ignore-submodules=none --src-prefix=a/ --dst-prefix=b/"
-).split()
+    "--binary",
+    "--full-index",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-renames",
+    "--ignore-submodules=none",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
 _IDENTITY = b"agentflow <agentflow@localhost> 946684800 +0000"
 _GIT_TIMEOUT_S = 300.0
 
@@ -78,7 +85,13 @@ def git(
     command = ["git", "-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", *arguments]
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, env=env, cwd=cwd, timeout=_GIT_TIMEOUT_S
+            command,
+            check=False,
+            input=stdin,
+            capture_output=True,
+            env=env,
+            cwd=cwd,
+            timeout=_GIT_TIMEOUT_S,
         )
     except FileNotFoundError as exc:
         raise GitError("git is not installed") from exc
@@ -115,18 +128,19 @@ def read_commit(git_dir: str, commit: str) -> Tree:
     """Every file of a commit, submodules left out; raises GitError."""
     here = ["--git-dir", git_dir]
     listing = git([*here, "ls-tree", "-r", "-z", "--full-tree", f"{commit}^{{commit}}"])
-    entries = []
+    entries: list[tuple[str, str, bytes]] = []
     for line in listing.split(b"\0")[:-1]:
         facts, _, path = line.partition(b"\t")
         mode, kind, blob = facts.split(b" ")
         if kind == b"blob":
-            entries.append((os.fsdecode(path), Mode(mode.decode()), blob))
+            entries.append((os.fsdecode(path), mode.decode(), blob))
     content = git([*here, "cat-file", "--batch"], stdin=b"".join(b + b"\n" for *_, b in entries))
     tree: Tree = {}
     at = 0
-    for path, mode, _ in entries:
+    for name, bits, _ in entries:
         head_end = content.index(b"\n", at)
         size = int(content[at:head_end].split(b" ")[2])
-        tree[path] = TreeFile(data=content[head_end + 1 : head_end + 1 + size], mode=mode)
+        data = content[head_end + 1 : head_end + 1 + size]
+        tree[name] = TreeFile(data=data, mode=Mode(bits))
         at = head_end + size + 2
     return tree

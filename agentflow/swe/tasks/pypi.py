@@ -94,7 +94,12 @@ def _pip(
     command += ["--no-deps", "--no-binary", name, *flags, "-d", str(folder), f"{name}=={version}"]
     try:
         done = subprocess.run(
-            command, capture_output=True, env=env, cwd=folder, timeout=_PIP_TIMEOUT_S
+            command,
+            check=False,
+            capture_output=True,
+            env=env,
+            cwd=folder,
+            timeout=_PIP_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {_PIP_TIMEOUT_S:g} s"

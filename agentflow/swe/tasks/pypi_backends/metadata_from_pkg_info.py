@@ -1,12 +1,16 @@
 """A build backend that builds nothing: its metadata is the archive's own PKG-INFO."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 
 
-def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: object = None
+) -> str:
     """Write `NAME-VERSION.dist-info/METADATA`; the working folder is the unpacked archive."""
-    fields = {}
+    fields: dict[str, str] = {}
     for line in Path("PKG-INFO").read_text("utf-8").splitlines():
         if not line.strip():
             break
