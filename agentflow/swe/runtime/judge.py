@@ -55,13 +55,9 @@ g diff --cached --name-status -z --no-renames HEAD > {_FOLDER}/changed
 """
 
 _PUT_BACK = f"""
-xargs -0 -r env -i PATH="$PATH" HOME=/nonexistent GIT_LITERAL_PATHSPECS=1 \\
-  git rm -rfq --cached -- < {_FOLDER}/all
 xargs -0 -r rm -rf -- < {_FOLDER}/all
-if [ -s {_FOLDER}/known ]; then
-  xargs -0 -r env -i PATH="$PATH" HOME=/nonexistent GIT_LITERAL_PATHSPECS=1 \\
-    git -c core.hooksPath=/dev/null checkout -q -f HEAD -- < {_FOLDER}/known
-fi
+g read-tree HEAD
+g checkout-index -f -q -z --stdin < {_FOLDER}/known
 """
 
 _TEST_PATCH = f"""

@@ -60,7 +60,7 @@ def fetch_sdist(name: str, version: str, *, sha256: str | None, cache: Path | No
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

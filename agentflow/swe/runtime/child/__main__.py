@@ -56,6 +56,7 @@ class Judge:
     ) -> None:
         self._plan = plan
         self._root = str(plan["root"])
+        self._stdout = os.dup(1)
         self._awaited = frozenset(plan["awaited"])
         self._report = report
         self._files_changed = files_changed
@@ -77,8 +78,10 @@ class Judge:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self) -> Iterator[None]:
-        """Let the repository in: from here on its code may run."""
+        """Say that all is well so far, then let the repository in: from here on its code runs."""
         self._checks.append(make_integrity())
+        os.write(self._stdout, self._plan.pop("hello").encode() + b"\n")
+        os.close(self._stdout)
         sys.pycache_prefix = self._plan["pycache"]
         sys.path[:0] = self._plan["import_roots"]
         yield
@@ -243,8 +246,6 @@ def main() -> None:
     report = make_reporter(fd, bytes.fromhex(plan.pop("key")))
     files_changed = make_file_check(root, watched_files(root, plan["files"]))
     judge = Judge(plan, report, files_changed)
-    sys.stdout.write(plan.pop("hello") + "\n")
-    sys.stdout.flush()
     judge.finish(pytest.main(pytest_arguments(plan), plugins=[judge]))
     sys.stdout.flush()
     leave(0)
