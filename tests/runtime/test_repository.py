@@ -155,7 +155,9 @@ async def test_a_repository_in_the_image_is_judged_too(bench: Bench) -> None:
     """
     tests = bench.patch(
         {
-            "tests/test_more.py": "from adder.core import add\n\n\ndef test_m():\n    assert add(1, 1) == 2\n"
+            "tests/test_more.py": (
+                "from adder.core import add\n\n\ndef test_m():\n    assert add(1, 1) == 2\n"
+            )
         }
     )
     files = {path: file.data for path, file in bench.tree.items()}

@@ -35,6 +35,8 @@ class PytestRuntimeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    name: str = "swe"
+    """What chose this runtime."""
     python: str = "auto"
     """Interpreter that runs the tests inside the environment; it needs pytest. `auto` takes this
     process's own where it exists there and has pytest, else `python3`, else `python`."""
@@ -51,7 +53,11 @@ class PytestRuntimeBuilder:
         try:
             self._conf = PytestRuntimeConfig.model_validate(dict(subconf or {}))
         except ValidationError as exc:
-            raise ConfigError(f"runtime: {exc}") from exc
+            faults = [
+                f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}"
+                for fault in exc.errors()
+            ]
+            raise ConfigError("runtime: " + "; ".join(faults)) from exc
         self._materials: Callable[[str], Materials] = functools.lru_cache(_KEPT_MATERIALS)(
             _materialise
         )

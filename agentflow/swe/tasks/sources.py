@@ -39,7 +39,7 @@ from agentflow.swe.tasks.tree import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agentflow.swe.tasks.schema import SWETask
 
@@ -70,6 +70,11 @@ def materialise(row: Mapping[str, Any]) -> Materials:
 def oracle_patch(row: Mapping[str, Any]) -> str:
     """The reference solution of a task; empty when nobody knows one. Raises as `materialise`."""
     return str(row.get("patch") or "") or materialise(row).oracle_patch
+
+
+def with_oracles(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their `patch` filled in, as a scripted oracle needs them. Raises as above."""
+    return [{**row, "patch": oracle_patch(row)} for row in rows]
 
 
 def _materialise(task: SWETask) -> Materials:
