@@ -1,4 +1,4 @@
-"""FakeModel: a language model of a few lines, the same next token for the same context and weights."""
+"""FakeModel: a few lines of language model, the same token for the same context and weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""FakeScheduler: slots, queue, pause modes, aborts and weights, as a real server was seen to do them.
+"""FakeScheduler: slots, queue, pause modes, aborts and weights, as the real server does them.
 
-Pure: `step` decodes one token for every running request; whoever drives it decides when. Invariants:
-a request is waiting, running or finished; a finished one has a finish reason and never changes.
+Pure: `step` decodes one token for every running request; whoever drives it decides when.
+Invariants: a request is waiting, running or finished; a finished one has a reason and never changes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
-def fitted(request: GenerationRequest, info: ModelInfo) -> GenerationRequest:
-    """Return the request with its budget cut to the context. Raises EngineRejected, ContextFull."""
+def check(request: GenerationRequest, info: ModelInfo) -> None:
+    """Refuse what the server would refuse or not survive. Raises EngineRejected, ContextFull."""
     _check_ids(request, info.vocab_size)
     sampling = request.sampling
     if sampling.max_new_tokens < 1:
@@ -31,9 +30,11 @@ def fitted(request: GenerationRequest, info: ModelInfo) -> GenerationRequest:
             f"{len(request.input_ids)} input tokens leave no room in a context of "
             f"{info.context_length}"
         )
-    if sampling.max_new_tokens <= room:
-        return request
-    return replace(request, sampling=replace(sampling, max_new_tokens=room))
+    if sampling.max_new_tokens > room:
+        raise EngineRejected(
+            f"max_new_tokens: {sampling.max_new_tokens} behind {len(request.input_ids)} input "
+            f"tokens must be at most {room} in a context of {info.context_length}"
+        )
 
 
 def _check_ids(request: GenerationRequest, vocab_size: int) -> None:

@@ -1,7 +1,7 @@
 """Call: one request in flight, from its first byte to its one end.
 
-Receives what the connection reads and hands tokens to the sink. Invariants: it ends exactly once; the
-sink never grows after that; an abort is a wish until the request's own end confirms it.
+Receives what the connection reads and hands tokens to the sink. Invariants: it ends exactly once;
+the sink never grows after that; an abort is a wish until the request's own end confirms it.
 """
 
 from __future__ import annotations

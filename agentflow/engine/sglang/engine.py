@@ -7,26 +7,18 @@ goes to the server that has the request, or the constructor's first connection s
 from __future__ import annotations
 
 import asyncio
-import ssl
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from agentflow.engine.sglang.admin import AdminClient
-from agentflow.engine.sglang.body import fitted
+from agentflow.engine.sglang.body import check
 from agentflow.engine.sglang.clock import PausableClock
-from agentflow.engine.sglang.describe import agreed, describe, workers_behind
+from agentflow.engine.sglang.fleet import Fleet
 from agentflow.engine.sglang.flight import Flight
 from agentflow.engine.sglang.gate import Gate
-from agentflow.engine.sglang.http1 import Address
-from agentflow.engine.sglang.load import ReplicaLoad, load_of, metrics_of
-from agentflow.engine.sglang.replica import Replica
 from agentflow.engine.sglang.routing import Routing
 from agentflow.engine.sglang.weights import PauseMode, WeightSync
 from agentflow.errors import (
-    ConfigError,
-    EngineAdminFailed,
     EngineDied,
     EngineRejected,
     EngineUnreachable,
@@ -39,30 +31,24 @@ if TYPE_CHECKING:
     from typing import Self
 
     from agentflow.engine.sglang.config import SglangConfig
+    from agentflow.engine.sglang.load import ReplicaLoad
     from agentflow.protocols import TokenSink
     from agentflow.types import GenerationRequest, GenerationResult, ModelInfo
-
-_POLL_S = 0.5
 
 
 class SglangEngine:
     """A `Model` on real servers. Connects on first use; belongs to one event loop."""
 
     def __init__(self, config: SglangConfig) -> None:
-        self._config = config
         self._clock = PausableClock()
         self._gate = Gate()
-        tls = _tls(config)
-        self._replicas = [self._replica(url, tls) for url in config.urls]
-        self._tls = tls
-        self._routing = Routing(self._replicas)
-        self._servers = [replica.admin for replica in self._replicas]
+        self._fleet = Fleet(config, self._clock)
+        self._routing = Routing(self._fleet.replicas)
         self._weights = WeightSync(
-            servers=self._servers, clock=self._clock, deadlines=config.deadlines
+            servers=self._fleet.servers, clock=self._clock, deadlines=config.deadlines
         )
         self._info: ModelInfo | None = None
         self._connecting = asyncio.Lock()
-        self._workers: list[AdminClient] = []
         self._flights: dict[str, Flight] = {}
         self._running = 0
         self._idle = asyncio.Event()
@@ -75,24 +61,24 @@ class SglangEngine:
         if self._info is None:
             async with self._connecting:
                 if self._info is None:
-                    self._info = await self._connect()
+                    self._info = await self._fleet.connect()
         return self._info
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
-        """Continue `request.input_ids`; the budget is cut to what the context has room for.
+        """Continue `request.input_ids`.
 
         Raises GenerationAborted after an abort; EngineRejected, ContextFull, EngineUnreachable,
         EngineOverloaded: the request did not run; EngineDied: it ran, the sink has its tokens.
         """
         if self._closed:
-            raise EngineDied("the engine is closed")
+            raise EngineUnreachable("the engine is closed")
         rid = request.rid
         if rid in self._flights:
             raise EngineRejected(f"rid {rid!r} is in flight already; a rid names one request")
         flight = self._flights[rid] = Flight(rid=rid)
         try:
             await self._gate.passed(flight)
-            request = fitted(request, self._info or await self.info())
+            check(request, self._info or await self.info())
             return await self._run(request, sink, flight)
         finally:
             del self._flights[rid]
@@ -107,10 +93,7 @@ class SglangEngine:
         """Drop every connection; generations in flight end with EngineDied. Idempotent."""
         self._closed = True
         self._gate.open()
-        for replica in self._replicas:
-            await replica.close()
-        for worker in self._workers:
-            await worker.close()
+        await self._fleet.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,51 +193,23 @@ class SglangEngine:
 
     async def loads(self) -> list[ReplicaLoad]:
         """Ask every server for its load; works while paused. Raises EngineAdminFailed."""
-        limit = self._config.deadlines.admin_s
-        answers = await asyncio.gather(
-            *(s.get("/v1/loads", timeout_s=limit) for s in self._servers)
-        )
-        return [load_of(s.url, answer) for s, answer in zip(self._servers, answers, strict=True)]
+        return await self._fleet.loads()
 
     async def metrics(self) -> list[dict[str, float]]:
-        """Read every server's `sglang:*` metrics, nothing counted twice. Raises EngineAdminFailed."""
-        limit = self._config.deadlines.admin_s
-        texts = await asyncio.gather(
-            *(s.text("GET", "/metrics", None, timeout_s=limit) for s in self._servers)
-        )
-        return [metrics_of(text.decode()) for text in texts]
+        """Read every server's metrics, nothing counted twice. Raises EngineAdminFailed."""
+        return await self._fleet.metrics()
 
     async def unhealthy(self) -> list[str]:
-        """Return what is wrong with the servers, a sentence each; empty when all answer.
-
-        Asks for loads: they go through the scheduler, and unlike `/health` they cost no token and
-        are answered while paused.
-        """
-        limit = self._config.deadlines.admin_s
-        ends = await asyncio.gather(
-            *(s.get("/v1/loads", timeout_s=limit) for s in self._servers), return_exceptions=True
-        )
-        return [str(end) for end in ends if isinstance(end, EngineAdminFailed)]
+        """Return what is wrong with the servers, a sentence each; empty when all answer."""
+        return await self._fleet.unhealthy()
 
     async def wait_ready(self, *, timeout_s: float) -> None:
         """Wait until every server answers. Raises EngineUnreachable at the deadline."""
-        problems = ["no answer yet"]
-        try:
-            async with asyncio.timeout(timeout_s):
-                while problems := await self.unhealthy():
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError:
-            raise EngineUnreachable(
-                f"not ready after {timeout_s:g} s: {'; '.join(problems)}"
-            ) from None
+        await self._fleet.wait_ready(timeout_s=timeout_s)
 
     def gauges(self) -> dict[str, int]:
         """Generations in flight and sockets, over all replicas."""
-        total: dict[str, int] = {}
-        for replica in self._replicas:
-            for name, value in replica.gauges().items():
-                total[name] = total.get(name, 0) + value
-        return total
+        return self._fleet.gauges()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -278,56 +233,7 @@ class SglangEngine:
         if self._running:
             await self._idle.wait()
 
-    async def _connect(self) -> ModelInfo:
-        limit = self._config.deadlines.admin_s
-        for replica in self._replicas:
-            await self._look_behind(replica, limit)
-        found = await asyncio.gather(
-            *(
-                describe(server, vocab_size=self._config.vocab_size, timeout_s=limit)
-                for server in self._servers
-            )
-        )
-        for replica in self._replicas:
-            replica.version = found[0][1]
-        return agreed([info for info, _ in found])
-
-    async def _look_behind(self, replica: Replica, limit: float) -> None:
-        """Send aborts and weights to the workers themselves where the url is a router's."""
-        urls = await workers_behind(replica.admin, timeout_s=limit)
-        if urls is None:
-            return
-        if not urls:
-            raise ConfigError(f"urls: the router {replica.url} has no workers")
-        key = self._config.api_key
-        workers = [AdminClient(url, api_key=key, tls=self._tls) for url in urls]
-        self._workers += workers
-        replica.abort_targets = workers
-        at = self._servers.index(replica.admin)
-        self._servers[at : at + 1] = workers
-
     def _now_at(self, version: int) -> None:
-        for replica in self._replicas:
-            replica.version = str(version)
+        self._fleet.now_at(version)
         if self._info is not None:
             self._info = replace(self._info, weight_version=version)
-
-    def _replica(self, url: str, tls: ssl.SSLContext | None) -> Replica:
-        parts = urlsplit(url)
-        address = Address(
-            host=parts.hostname or "",
-            port=parts.port or (443 if parts.scheme == "https" else 80),
-            path=parts.path.rstrip("/"),
-            tls=tls if parts.scheme == "https" else None,
-        )
-        admin = AdminClient(url, api_key=self._config.api_key, tls=tls)
-        return Replica(address=address, admin=admin, config=self._config, clock=self._clock)
-
-
-def _tls(config: SglangConfig) -> ssl.SSLContext | None:
-    if not any(url.startswith("https:") for url in config.urls):
-        return None
-    try:
-        return ssl.create_default_context(cafile=config.ca_file)
-    except OSError as error:
-        raise ConfigError(f"ca_file: {config.ca_file!r} cannot be read: {error}") from error

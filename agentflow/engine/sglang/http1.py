@@ -1,9 +1,10 @@
 """Connection and Pool: HTTP/1.1 as far as a token stream needs it, handed over in callbacks.
 
-Owns sockets, keep-alive and the framing of bodies; knows nothing of tokens. It exists because every
-stream event of a general client costs a task switch: bytes go from `data_received` straight to the
-receiver here, and the waiting task wakes up once, at the end. `benchmarks/engine_client.py` measures
-both. Invariant: a connection serves one exchange at a time and is reused only after a complete body.
+Owns sockets, keep-alive and the framing of bodies; knows nothing of tokens. It exists because
+every stream event of a general client costs a task switch: here bytes go from `data_received`
+straight to the receiver, and the waiting task wakes up once, at the end; the benchmark
+`engine_client` measures both. Invariant: a connection serves one exchange at a time and is reused
+only after a complete body.
 """
 
 from __future__ import annotations
@@ -225,9 +226,12 @@ class Pool:
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._all_lost: asyncio.Future[None] | None = None
+        self._closed = False
 
     async def acquire(self) -> Connection:
         """Return an idle or new connection. Raises OSError or TimeoutError."""
+        if self._closed:
+            raise ConnectionError("the engine is closed")
         loop = asyncio.get_running_loop()
         oldest_useful = loop.time() - IDLE_S
         while self._idle:
@@ -264,7 +268,8 @@ class Pool:
             self._all_lost.set_result(None)
 
     async def close(self) -> None:
-        """Drop every connection and wait until the sockets are closed."""
+        """Drop every connection and wait until the sockets are closed. Idempotent."""
+        self._closed = True
         for connection in list(self._open):
             connection.drop()
         if self._open:

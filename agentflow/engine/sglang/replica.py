@@ -1,8 +1,8 @@
 """Replica: one server's generations, from request to the one end of each.
 
-Owns the requests in flight, their connections and the confirmation of aborts. Invariants: a rid is in
-flight once; a request is sent again only when it is known not to run; every request that was sent has
-ended, or its connection is closed, when `generate` returns.
+Owns connections, retries and the confirmation of aborts. Invariants: a request is sent again only
+when it is known not to run; every request that was sent has ended, or its connection is closed,
+when `generate` returns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
 _ABORT_FIRST_S = 0.05
-"""An abort that overtook its request is repeated: soon at first, because the request is just behind."""
+"""An abort that overtook its request is repeated, soon at first: the request is just behind."""
 _ABORT_MAX_S = 1.0
 
 

@@ -1,8 +1,8 @@
 """WeightSync: pause, update, flush and resume, on every replica of an engine.
 
 Owns whether the engine is paused and how. Invariants: while it is, the deadlines of generations
-stand still; a pause that fails on one replica leaves none paused, or says which; KV that was kept by
-`in_place` is never flushed, because the server does not survive it.
+stand still; a pause that fails on one replica leaves none paused, or says which; KV that was kept
+by `in_place` is never flushed, because the server does not survive it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,35 @@
+"""The real client passes the contract of every engine, against the fake server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_contract import EngineContract
+
+from agentflow.engine.fake_sglang import FakeModel, FakeOptions, FakeSglang
+from agentflow.engine.sglang import SglangConfig, SglangEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+STEP_S = 0.001
+"""Slow enough that an abort at the first token comes before the last one."""
+
+
+class TestSglangEngine(EngineContract):
+    """The contract, for incremental and cumulative servers, with free slots and with few."""
+
+    @pytest.fixture(params=["incremental", "cumulative", "two slots"])
+    async def engine(self, request: pytest.FixtureRequest) -> AsyncIterator[SglangEngine]:
+        """Start a fake server and connect to it."""
+        options = FakeOptions(
+            model=FakeModel(vocab_size=512, context_length=1024, eos_id=511),
+            incremental=request.param != "cumulative",
+            slots=2 if request.param == "two slots" else 16,
+            step_s=STEP_S,
+        )
+        async with FakeSglang(options) as server:
+            config = SglangConfig(urls=(server.url,), vocab_size=512)
+            async with SglangEngine(config) as engine:
+                yield engine
