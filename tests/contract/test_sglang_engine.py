@@ -18,15 +18,15 @@ STEP_S = 0.001
 
 
 class TestSglangEngine(EngineContract):
-    """The contract, for incremental and cumulative servers, with free slots and with few."""
+    """The contract, for incremental servers with free slots and cumulative ones with few."""
 
-    @pytest.fixture(params=["incremental", "cumulative", "two slots"])
+    @pytest.fixture(params=["incremental", "cumulative"])
     async def engine(self, request: pytest.FixtureRequest) -> AsyncIterator[SglangEngine]:
         """Start a fake server and connect to it."""
         options = FakeOptions(
             model=FakeModel(vocab_size=512, context_length=1024, eos_id=511),
-            incremental=request.param != "cumulative",
-            slots=2 if request.param == "two slots" else 16,
+            incremental=request.param == "incremental",
+            slots=2 if request.param == "cumulative" else 16,
             step_s=STEP_S,
         )
         async with FakeSglang(options) as server:

@@ -14,7 +14,7 @@ class Faults:
     cut_after_tokens: int | None = None
     """Break the connection in the middle of the event after so many tokens; once."""
     garbage_after_tokens: int | None = None
-    """Send an event that is no JSON after so many tokens; once."""
+    """Send an event that is no JSON after so many tokens, and no more; once."""
     end_after_tokens: int | None = None
     """End the stream in good order, without a finish reason, after so many tokens; once."""
     silent_after_tokens: int | None = None

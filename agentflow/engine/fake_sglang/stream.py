@@ -99,6 +99,7 @@ class Stream:
             raise ConnectionResetError
         if faults.takes_at("garbage_after_tokens", sent):
             await response.write(b'data: {"text": \n\n')
+            return True
         return faults.takes_at("end_after_tokens", sent)
 
 
