@@ -13,7 +13,7 @@ from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
 from agentflow.types import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 VOCAB = 512
 PROMPT = tuple(range(10, 42))
@@ -81,3 +81,10 @@ async def pair(
         )
         async with SglangEngine(config) as engine:
             yield server, engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until `condition` holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # the server does not tell
+            await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from support import Sink, expected, pair, request
+from support import Sink, expected, pair, request, until
 
 from agentflow.engine.sglang import Deadlines, PauseMode
 from agentflow.errors import EngineDied, GenerationAborted
@@ -54,8 +54,7 @@ async def test_an_abort_before_the_first_byte() -> None:
         sink = Sink()
         async with asyncio.TaskGroup() as group:
             group.create_task(aborted(engine, 0, sink))
-            while not server.bodies:
-                await asyncio.sleep(0)
+            await until(lambda: bool(server.bodies))
             await engine.abort(request(0).rid)
         assert sink.ids == expected(len(sink.ids))
 
@@ -68,8 +67,7 @@ async def test_an_abort_in_the_queue() -> None:
             group.create_task(engine.generate(request(0, max_new_tokens=60), first))
             await first.reached(1)
             group.create_task(aborted(engine, 1, second))
-            while not server.scheduler.waiting:
-                await asyncio.sleep(0)
+            await until(lambda: bool(server.scheduler.waiting))
             await engine.abort(request(1).rid)
         assert second.ids == []
         assert first.ids == expected(60)
@@ -80,7 +78,7 @@ async def test_an_abort_that_is_never_confirmed_is_an_error() -> None:
     async with pair(step_s=0.005, deadlines=Deadlines(abort_s=0.2)) as (server, engine):
         server.faults.lost_aborts = 1000
         sink = Sink()
-        with pytest.raises(EngineDied, match="still running .* after its abort"):
+        with pytest.raises(EngineDied, match=r"still running .* after its abort"):
             async with asyncio.timeout(20):
                 await _abort_at_first_token(engine, sink)
         assert sink.ids == expected(len(sink.ids))

@@ -83,7 +83,7 @@ async def test_silence_before_the_first_token_has_its_own_deadline() -> None:
     """A server that accepts a request and says nothing is given up."""
     async with pair(deadlines=QUICK) as (server, engine):
         server.faults.silent_after_tokens = 0
-        with pytest.raises(EngineDied, match="silent for .* before the first token"):
+        with pytest.raises(EngineDied, match=r"silent for .* before the first token"):
             await engine.generate(request(), Sink())
 
 

@@ -1,7 +1,8 @@
 """FakeScheduler: slots, queue, pause modes, aborts and weights, as the real server does them.
 
 Pure: `step` decodes one token for every running request; whoever drives it decides when.
-Invariants: a request is waiting, running or finished; a finished one has a reason and never changes.
+Invariants: a request is waiting, running or finished; a finished one has a reason and stays as it
+is.
 """
 
 from __future__ import annotations

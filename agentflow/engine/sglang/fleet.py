@@ -1,8 +1,8 @@
 """Fleet: the servers of one engine: connecting to them, what they say, how they are.
 
-Owns the replicas and, behind a router, the clients of its workers. An abort or a weight update goes
-to the servers that hold requests and weights; where their addresses cannot be learnt, `connect` says
-so.
+Owns the replicas and, behind a router, the clients of its workers. An abort or a weight update
+goes to the servers that hold requests and weights; where their addresses cannot be learnt,
+`connect` says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Make a small Qwen2 checkpoint whose greedy choice is never close; runs in the server's environment.
+"""Make a small Qwen2 checkpoint whose greedy choice is never close.
 
-usage: python checkpoint.py FOLDER SEED
+usage: python checkpoint.py FOLDER SEED (runs in the server's environment)
 
-A random model has near-ties that another batch shape flips. Here the output layer is tied, through a
-permutation of the vocabulary, to the embeddings: the next token is the last one's successor by a clear
-margin, whatever came before, while random attention lets the whole context show in the
+A random model has near-ties that another batch shape flips. Here the output layer is tied, through
+a permutation of the vocabulary, to the embeddings: the next token is the last one's successor by a
+clear margin, whatever came before, while random attention lets the whole context show in the
 log-probability. So each token of an output can be checked against the one before it, and with two
 seeds even which weights generated it. `successors.json` has the permutation; special tokens are
 followed by ordinary ones and never follow.
@@ -55,8 +55,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     raw.train_from_iterator(corpus, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",  # noqa: S106  # a token of text
+        pad_token="<|endoftext|>",  # noqa: S106  # a token of text
         additional_special_tokens=["<|im_start|>"],
         clean_up_tokenization_spaces=False,
     )

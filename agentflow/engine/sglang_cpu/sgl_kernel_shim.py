@@ -1,9 +1,9 @@
 """Import shim for `sgl_kernel` on a CPU, copied into the server's own environment.
 
-PyPI's sgl-kernel wheels hold CUDA extensions only. On a CPU without AMX tiles SGLang uses its native
-torch code for every layer, and needs `sgl_kernel` only so that `from sgl_kernel import X_cpu` works
-at import time (speculative decoding, KV moves): those names raise when they are called. The one op
-that a plain server can call, murmur_hash32_cpu of seeded sampling, is implemented in torch.
+PyPI's sgl-kernel wheels hold CUDA extensions only. On a CPU without AMX tiles SGLang uses its
+native torch code for every layer, and needs `sgl_kernel` only so that `from sgl_kernel import
+X_cpu` works at import time (speculative decoding, KV moves): those names raise when called. The one
+op that a plain server can call, murmur_hash32_cpu of seeded sampling, is implemented in torch.
 """
 
 from __future__ import annotations
