@@ -21,14 +21,48 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.5.23"
 
-REQUIREMENTS = (
-    "torch==2.13.0 triton==3.8.0 transformers==5.19.0 tokenizers==0.23.2 numpy aiohttp fastapi "
-    "uvicorn>=0.51 uvloop orjson msgspec pyzmq psutil setproctitle requests pydantic "
-    "prometheus-client>=0.20.0 python-multipart packaging pillow einops pybase64 "
-    "partial_json_parser interegular zstandard xxhash openai==2.8.0 tqdm IPython watchfiles "
-    "safetensors accelerate dill apache-tvm-ffi==0.1.11 sentencepiece==0.2.1 "
-    "compressed-tensors==0.18.0 gguf jsonschema xgrammar==0.2.7 soundfile==0.13.1"
-).split()  # noqa: SIM905  # forty quoted strings are no easier to read
+REQUIREMENTS = [
+    "torch==2.13.0",
+    "triton==3.8.0",
+    "transformers==5.19.0",
+    "tokenizers==0.23.2",
+    "numpy",
+    "aiohttp",
+    "fastapi",
+    "uvicorn>=0.51",
+    "uvloop",
+    "orjson",
+    "msgspec",
+    "pyzmq",
+    "psutil",
+    "setproctitle",
+    "requests",
+    "pydantic",
+    "prometheus-client>=0.20.0",
+    "python-multipart",
+    "packaging",
+    "pillow",
+    "einops",
+    "pybase64",
+    "partial_json_parser",
+    "interegular",
+    "zstandard",
+    "xxhash",
+    "openai==2.8.0",
+    "tqdm",
+    "IPython",
+    "watchfiles",
+    "safetensors",
+    "accelerate",
+    "dill",
+    "apache-tvm-ffi==0.1.11",
+    "sentencepiece==0.2.1",
+    "compressed-tensors==0.18.0",
+    "gguf",
+    "jsonschema",
+    "xgrammar==0.2.7",
+    "soundfile==0.13.1",
+]  # forty quoted strings are no easier to read
 """What SGLang imports on a CPU, pinned where it pins."""
 
 WITHOUT_DEPENDENCIES = (f"sglang=={VERSION}", "torchvision==0.28.0")

@@ -23,12 +23,28 @@ READY_S = 420.0
 """50 to 130 s were seen on two free cores."""
 _STOP_S = 20.0
 
-FLAGS = (
-    "--device cpu --attention-backend torch_native --sampling-backend pytorch --dtype float32 "
-    "--max-total-tokens 16384 --max-running-requests 16 --skip-server-warmup --enable-metrics "
-    "--enable-priority-scheduling --default-priority-value 0 --incremental-streaming-output "
-    "--decode-log-interval 1"
-).split()  # noqa: SIM905  # read as on a command line
+FLAGS = [
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "torch_native",
+    "--sampling-backend",
+    "pytorch",
+    "--dtype",
+    "float32",
+    "--max-total-tokens",
+    "16384",
+    "--max-running-requests",
+    "16",
+    "--skip-server-warmup",
+    "--enable-metrics",
+    "--enable-priority-scheduling",
+    "--default-priority-value",
+    "0",
+    "--incremental-streaming-output",
+    "--decode-log-interval",
+    "1",
+]  # read as on a command line
 
 
 class CpuServer:
@@ -106,7 +122,7 @@ class CpuServer:
             alive.cancel()
 
     async def _stays_alive(self) -> None:
-        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110
+        while self._process is not None and self._process.poll() is None:
             await asyncio.sleep(0.5)
         raise EngineUnreachable(f"the server at {self.url} ended while starting")
 
