@@ -133,16 +133,14 @@ async def test_metrics_count_nothing_twice() -> None:
 
 def test_metrics_of_a_tensor_parallel_group_are_those_of_rank_0() -> None:
     """Ranks repeat each other; data-parallel ones add up; histograms are left out."""
-    text = "\n".join(
-        [
-            'sglang:num_used_tokens{dp_rank="0",tp_rank="0"} 10.0',
-            'sglang:num_used_tokens{dp_rank="0",tp_rank="1"} 10.0',
-            'sglang:num_used_tokens{dp_rank="1",tp_rank="0"} 5.0',
-            'sglang:ttft_bucket{le="1.0"} 3.0',
-            "process_cpu_seconds_total 4.0",
-            "# HELP nothing",
-        ]
-    )
+    text = """
+sglang:num_used_tokens{dp_rank="0",tp_rank="0"} 10.0
+sglang:num_used_tokens{dp_rank="0",tp_rank="1"} 10.0
+sglang:num_used_tokens{dp_rank="1",tp_rank="0"} 5.0
+sglang:ttft_bucket{le="1.0"} 3.0
+process_cpu_seconds_total 4.0
+# HELP nothing
+"""
     assert metrics_of(text) == {"sglang:num_used_tokens": 15.0}
 
 
@@ -154,21 +152,27 @@ async def test_health_names_what_is_wrong() -> None:
         await server.die()
         (problem,) = await engine.unhealthy()
         assert server.url in problem
-        with pytest.raises(EngineUnreachable, match="not ready after 0.1 s"):
+        with pytest.raises(EngineUnreachable, match=r"not ready after 0\.1 s"):
             await engine.wait_ready(timeout_s=0.1)
 
 
-async def test_https_with_a_private_authority(tmp_path: Path) -> None:
-    """With its certificate as `ca_file` an https server is served and checked."""
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Make a certificate of our own and its key."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     names = ["-nodes", "-days", "1", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_https_with_a_private_authority(certificate: tuple[Path, Path]) -> None:
+    """With its certificate as `ca_file` an https server is served and checked."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate, key)
+    tls.load_cert_chain(*certificate)
     async with FakeSglang(FakeOptions(model=MODEL, tls=tls)) as server:
-        trusted = SglangConfig(urls=(server.url,), vocab_size=VOCAB, ca_file=str(certificate))
+        trusted = SglangConfig(urls=(server.url,), vocab_size=VOCAB, ca_file=str(certificate[0]))
         async with SglangEngine(trusted) as engine:
             sink = Sink()
             await engine.generate(request(), sink)

@@ -1,4 +1,4 @@
-"""Pause, update, flush, resume: exact versions in every mode, and nothing left paused or hanging."""
+"""Pause, update, flush, resume: exact versions in every mode, nothing left paused or hanging."""
 
 from __future__ import annotations
 

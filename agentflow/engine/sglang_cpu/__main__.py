@@ -33,7 +33,7 @@ def serve(layout: Layout, *, model: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM; prints the url when it answers."""
     signal.signal(signal.SIGTERM, _interrupt)
     with CpuServer(layout, layout.checkpoint(model), port=port) as server:
-        print(f"ready: {server.url} (log: {server.log})", flush=True)  # the answer
+        print(f"ready: {server.url} (log: {server.log})", flush=True)  # noqa: T201  # the answer  # the answer
         try:
             signal.pause()
         except KeyboardInterrupt:

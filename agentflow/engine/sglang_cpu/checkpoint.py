@@ -55,8 +55,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     raw.train_from_iterator(corpus, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw,
-        eos_token="<|im_end|>",  # a token of text
-        pad_token="<|endoftext|>",  # a token of text
+        eos_token="<|im_end|>",  # noqa: S106  # a token of text  # a token of text
+        pad_token="<|endoftext|>",  # noqa: S106  # a token of text  # a token of text
         additional_special_tokens=["<|im_start|>"],
         clean_up_tokenization_spaces=False,
     )
@@ -67,7 +67,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def successors(vocab_size: int, seed: int) -> list[int]:
     """Return one cycle through all ordinary ids; special ids lead into it."""
     order = list(range(len(SPECIAL), vocab_size))
-    random.Random(seed).shuffle(order)  # a permutation, not a secret
+    random.Random(seed).shuffle(order)  # noqa: S311  # a permutation, not a secret  # a permutation, not a secret
     following = [0] * vocab_size
     for here, there in zip(order, order[1:] + order[:1], strict=True):
         following[here] = there
@@ -144,7 +144,7 @@ def main(folder: Path, seed: int) -> None:
     fast.save_pretrained(folder)
     made.save_pretrained(folder)
     (folder / "successors.json").write_text(json.dumps(following))
-    print(f"{folder}: {vocab_size} ids, least margin {least:.2f} nats")  # a script
+    print(f"{folder}: {vocab_size} ids, least margin {least:.2f} nats")  # noqa: T201  # a script  # a script
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class CpuServer:
             alive.cancel()
 
     async def _stays_alive(self) -> None:
-        while self._process is not None and self._process.poll() is None:
+        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         raise EngineUnreachable(f"the server at {self.url} ended while starting")
 
