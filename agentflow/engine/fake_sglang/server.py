@@ -45,8 +45,8 @@ class FakeOptions:
     """`--incremental-streaming-output`."""
     priority: bool = True
     """`--enable-priority-scheduling`."""
-    step_s: float = 0.0
-    """Seconds between two tokens of a request; 0 as fast as the loop turns."""
+    step_s: float | None = 0.0
+    """Seconds between two tokens of a request; 0 as fast as the loop turns, None by `step` only."""
     api_key: str | None = None
     tls: ssl.SSLContext | None = None
     version: str = "default"
@@ -119,11 +119,12 @@ class FakeSglang:
         """Wake everybody who waits for the scheduler, and decode on where there is work."""
         for waiter in self._waiters:
             waiter.set()
-        if self.scheduler.busy and self._tick is None and not self.dead:
-            loop = asyncio.get_running_loop()
-            self._tick = loop.call_later(self.options.step_s, self._step)
+        step_s = self.options.step_s
+        if self.scheduler.busy and self._tick is None and step_s is not None and not self.dead:
+            self._tick = asyncio.get_running_loop().call_later(step_s, self.step)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Decode one token for each running request."""
         self._tick = None
         self.scheduler.step()
         self.changed()
