@@ -1,4 +1,4 @@
-"""Any order of generate, abort, continue, pause, update, cancel, fault and kill keeps every token."""
+"""Any order of generate, abort, continue, pause, update, cancel and kill keeps every token."""
 
 from __future__ import annotations
 
