@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROMPT = 32_768
 EVENTS = 200
-RUNS = {1: 10, 100: 100, 1000: 1000}
+RUNS = {1: 30, 100: 200, 1000: 1000}
 """Generations at each concurrency."""
 GATED = 100
 """The concurrency whose ratios are the gates."""
@@ -89,21 +89,25 @@ def costs(concurrency: int, rounds: int) -> dict[str, float]:
 async def _cpu_s(make: Callable[[], Client], concurrency: int, runs: int) -> float:
     client = make()
     ids = np.random.default_rng(0).integers(0, VOCAB, PROMPT).tolist()
-    numbers = iter(range(runs + 1))
-    await client.generate(next(numbers), ids)
+    await _generate_all(client, ids, range(concurrency), concurrency)  # opens the connections
     started = time.process_time()
+    await _generate_all(client, ids, range(concurrency, concurrency + runs), concurrency)
+    spent = time.process_time() - started
+    await client.close()
+    return spent
+
+
+async def _generate_all(client: Client, ids: list[int], numbers: range, concurrency: int) -> None:
+    waiting = iter(numbers)
 
     async def worker() -> None:
-        for number in numbers:
+        for number in waiting:
             tokens = await client.generate(number, ids)
             assert tokens == EVENTS, f"{tokens} tokens instead of {EVENTS}"
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, runs)):
+        for _ in range(concurrency):
             group.create_task(worker())
-    spent = time.process_time() - started
-    await client.close()
-    return spent
 
 
 # --- lag of the loop --------------------------------------------------------------------------

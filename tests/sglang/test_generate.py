@@ -57,7 +57,7 @@ async def test_duplicate_events_add_no_token() -> None:
     ("fault", "message"),
     [
         ("cut_after_tokens", r"broke after \d+ tokens and part of an event"),
-        ("garbage_after_tokens", "is not one of SGLang's"),
+        ("garbage_after_tokens", "are not SGLang's"),
         ("end_after_tokens", "without a finish reason"),
         ("silent_after_tokens", r"silent for .* after 7 tokens"),
     ],

@@ -15,7 +15,7 @@ from agentflow.engine.sglang.answers import (
     error_message,
     result_of,
 )
-from agentflow.engine.sglang.events import EventSplitter
+from agentflow.engine.sglang.events import EventBuffer
 from agentflow.errors import AgentflowError, EngineDied
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Call:
         self.tokens = tokens
         self._clock = clock
         self._deadlines = deadlines
-        self._events = EventSplitter()
+        self._events = EventBuffer()
         self._status = 0
         self._error_body = bytearray()
         loop = asyncio.get_running_loop()
@@ -98,13 +98,13 @@ class Call:
         if self._status != _OK:
             self._error_body += data
             return
-        payloads = self._events.feed(data)
-        if not payloads:
+        block = self._events.feed(data)
+        if not block:
             return
         self._heard_at = self._clock.now()
         waiting = not self.tokens.seen
         try:
-            self.tokens.take(payloads)
+            self.tokens.take(block)
             self._look_for_end()
         except AgentflowError as error:
             self.fail(error)

@@ -185,27 +185,26 @@ class Connection(asyncio.Protocol):
         pieces: list[bytes] = []
         if self._framing:
             data, self._framing = self._framing + data, b""
-        at, size = 0, len(data)
+        at, size, left = 0, len(data), self._left
         while at < size:
-            if not self._left:
+            if not left:
                 end = data.find(b"\r\n", at)
                 if end < 0:
                     self._framing = _short(data[at:])
                     break
-                length = _chunk_size(data[at:end])
-                if not length:
+                left = _chunk_size(data[at:end])
+                if not left:
                     return self._last_chunk(pieces, data[at:])
-                at, self._left = end + 2, length + 2
-            stop = at + self._left
+                at, left = end + 2, left + 2
+            stop = at + left
             if stop <= size:
-                pieces.append(data[at : stop - 2] if self._left > 2 else b"")  # noqa: PLR2004
-                at, self._left = stop, 0
-                continue
-            if self._left > 2:  # noqa: PLR2004  # more than the chunk's closing CRLF
-                pieces.append(data[at : min(size, stop - 2)])
-            self._left = stop - size
-            break
-        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), False
+                pieces.append(data[at : max(at, stop - 2)])
+                at, left = stop, 0
+            else:
+                pieces.append(data[at : max(at, min(size, stop - 2))])
+                at, left = size, stop - size
+        self._left = left
+        return b"".join(pieces), False
 
     def _last_chunk(self, pieces: list[bytes], rest: bytes) -> tuple[bytes, bool]:
         end = rest.find(b"\r\n\r\n")

@@ -1,6 +1,6 @@
 """TokenStream: the events of one generation to ids, log-probabilities and versions in a sink.
 
-Pure: payloads in, tokens out. Works the same for cumulative and for incremental servers: an event
+Pure: events in, tokens out. Works the same for cumulative and for incremental servers: an event
 with n ids whose count so far is c covers tokens [c - n, c), so repeated events add nothing and a
 missing one is noticed. Versions are exact: while the engine reports the version that the generation
 began under, no token can be of another; once it reports a newer one, tokens are held back until the
@@ -12,17 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from agentflow.engine.sglang.events import newest, values
 from agentflow.engine.sglang.versions import parse_version
 from agentflow.errors import EngineDied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from agentflow.protocols import TokenSink
-
-DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +51,24 @@ class TokenStream:
         self.error: Mapping[str, Any] | None = None
         """An event that was an error instead of tokens."""
 
-    def take(self, payloads: Sequence[bytes]) -> None:
+    def take(self, block: bytes) -> None:
         """Take complete events in order. Raises EngineDied when they make no sense."""
-        if self._cumulative and len(payloads) > 1:
-            payloads = self._newest(payloads)
+        if self._cumulative:
+            block = newest(block)
         ids: list[int] = []
         logprobs: list[float] = []
         try:
-            for payload in payloads:
-                if payload != DONE and self.end is None:
-                    self._take_event(payload, ids, logprobs)
+            for event in values(block):
+                if not self._take_plain(event, ids, logprobs):
+                    self._take_any(event, ids, logprobs)
+        except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
+            raise EngineDied(
+                f"events {block[:120]!r} are not SGLang's /generate's "
+                f"({type(error).__name__}: {error}), after {self.seen} tokens"
+            ) from error
         finally:
-            self._deliver(ids, logprobs)
+            if ids:
+                self._deliver(ids, logprobs)
         if self.end is not None:
             self.flush()
 
@@ -75,26 +78,32 @@ class TokenStream:
             self._append(self._held_ids, self._held_logprobs, parse_version(self.reported))
             self._held_ids, self._held_logprobs = [], []
 
-    @staticmethod
-    def _newest(payloads: Sequence[bytes]) -> Sequence[bytes]:
-        """Each cumulative event repeats those before it: the last is enough."""
-        last = len(payloads) - 1
-        if payloads[last] == DONE:
-            last -= 1
-        return payloads[max(last, 0) :]
+    def _take_plain(self, event: Any, ids: list[int], logprobs: list[float]) -> bool:
+        """Take the usual event of an incremental server; False, and nothing done, for others."""
+        meta = event.get("meta_info")
+        if (
+            meta is None
+            or meta["finish_reason"] is not None
+            or meta["weight_version"] != self.reported
+            or self.end is not None
+        ):
+            return False
+        new, pairs = event["output_ids"], meta["output_token_logprobs"]
+        count = self.seen + len(new)
+        if meta["completion_tokens"] != count or [pair[1] for pair in pairs] != new:
+            return False
+        ids += new
+        logprobs += [pair[0] for pair in pairs]
+        self.seen = count
+        return True
 
-    def _take_event(self, payload: bytes, ids: list[int], logprobs: list[float]) -> None:
-        try:
-            event = orjson.loads(payload)
-            if "error" in event:
-                self.error = event
-                return
-            self._add(event["output_ids"], event["meta_info"], ids, logprobs)
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise EngineDied(
-                f"event {payload[:120]!r} is not one of SGLang's /generate "
-                f"({type(error).__name__}: {error}), after {self.seen} tokens"
-            ) from error
+    def _take_any(self, event: Any, ids: list[int], logprobs: list[float]) -> None:
+        if self.end is not None:
+            return
+        if "error" in event:
+            self.error = event
+            return
+        self._add(event["output_ids"], event["meta_info"], ids, logprobs)
 
     def _add(
         self, new: list[int], meta: dict[str, Any], ids: list[int], logprobs: list[float]
