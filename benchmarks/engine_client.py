@@ -73,7 +73,7 @@ def costs(concurrency: int, rounds: int) -> dict[str, float]:
         seen: dict[str, list[float]] = {name: [] for name in CLIENTS}
         for _ in range(rounds):
             for name, make in CLIENTS.items():
-                cpu_s = asyncio.run(_cpu_s(lambda make=make: make(url), concurrency, runs))
+                cpu_s = asyncio.run(_cpu_s(make, url, concurrency, runs))
                 seen[name].append(cpu_s / runs * 1e6)
     figures: dict[str, float] = {}
     for name, values in seen.items():
@@ -86,8 +86,8 @@ def costs(concurrency: int, rounds: int) -> dict[str, float]:
     return figures
 
 
-async def _cpu_s(make: Callable[[], Client], concurrency: int, runs: int) -> float:
-    client = make()
+async def _cpu_s(make: Callable[[str], Client], url: str, concurrency: int, runs: int) -> float:
+    client = make(url)
     ids = np.random.default_rng(0).integers(0, VOCAB, PROMPT).tolist()
     await _generate_all(client, ids, range(concurrency), concurrency)  # opens the connections
     started = time.process_time()

@@ -16,12 +16,10 @@ import orjson
 from agentflow.engine.sglang import SglangConfig, SglangEngine
 from agentflow.engine.token_record import TokenRecord
 from agentflow.types import GenerationRequest, SamplingParams
-
 from benchmarks.engine_server import VOCAB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
 
 PARAMS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 4096}
 

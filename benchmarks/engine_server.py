@@ -3,9 +3,9 @@
 usage: python -m benchmarks.engine_server EVENTS TOKENS INTERVAL_S STAGGERED
 
 Each answer is EVENTS events of TOKENS tokens, incremental, as SGLang sends them; one write each,
-every INTERVAL_S seconds, or one for each turn of the loop when that is 0. The i-th of the first STAGGERED
-answers has only the share i/STAGGERED of the events, so that open streams end one after the other.
-Prints its port.
+every INTERVAL_S seconds, or one for each turn of the loop when that is 0. The i-th of the first
+STAGGERED answers has only the share i/STAGGERED of the events, so that open streams end one after
+the other. Prints its port.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # for the type checker
+        assert isinstance(transport, asyncio.Transport)  # for the type checker
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:

@@ -108,7 +108,7 @@ class FakeSglang:
         if self._tick is not None:
             self._tick.cancel()
         for transport in self._transports:
-            assert isinstance(transport, asyncio.Transport)  # noqa: S101  # for the type checker
+            assert isinstance(transport, asyncio.Transport)  # for the type checker
             transport.abort()
         self.changed()
         await self._runner.cleanup()

@@ -94,7 +94,7 @@ class Stream:
         faults, sent = self._faults, self._sent
         if faults.takes_at("cut_after_tokens", sent):
             await response.write(event[: len(event) // 2])
-            assert http.transport is not None  # noqa: S101  # it was just written to
+            assert http.transport is not None  # it was just written to
             http.transport.abort()
             raise ConnectionResetError
         if faults.takes_at("garbage_after_tokens", sent):

@@ -1,7 +1,7 @@
 """EventBuffer and `values`: bytes of a text/event-stream to the JSON values of its complete events.
 
-Pure. Work is linear in the bytes, however they are cut, and all events of one read are parsed in one
-go: parsing them one by one takes twice as long.
+Pure. Work is linear in the bytes, however they are cut, and all events of one read are parsed in
+one go: parsing them one by one takes twice as long.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # for the type checker
+        assert isinstance(transport, asyncio.Transport)  # for the type checker
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
         if 100 <= status < 200:  # noqa: PLR2004  # an interim answer
             return self._read_head(rest) if rest else b""
         self._in_body = True
-        assert self._receiver is not None  # noqa: S101  # checked by the caller
+        assert self._receiver is not None  # checked by the caller
         self._receiver.on_status(status)
         return rest
 
@@ -197,12 +197,13 @@ class Connection(asyncio.Protocol):
                     return self._last_chunk(pieces, data[at:])
                 at, left = end + 2, left + 2
             stop = at + left
-            if stop <= size:
-                pieces.append(data[at : max(at, stop - 2)])
-                at, left = stop, 0
-            else:
+            if stop > size:
                 pieces.append(data[at : max(at, min(size, stop - 2))])
-                at, left = size, stop - size
+                left = stop - size
+                break
+            if left > 2:  # noqa: PLR2004  # more than the chunk's closing CRLF
+                pieces.append(data[at : stop - 2])
+            at, left = stop, 0
         self._left = left
         return b"".join(pieces), False
 
@@ -288,9 +289,12 @@ def _length(text: str) -> int:
 
 def _chunk_size(line: bytes) -> int:
     try:
-        return int(line.partition(b";")[0], 16)
+        size = int(line.partition(b";")[0] if b";" in line else line, 16)
     except ValueError:
-        raise BadHttp(f"chunk size {line[:40]!r} is not hexadecimal") from None
+        size = -1
+    if size < 0:
+        raise BadHttp(f"chunk size {line[:40]!r} is not hexadecimal")
+    return size
 
 
 def _short(framing: bytes) -> bytes:
