@@ -1,4 +1,4 @@
-"""The real client passes the contract of every engine, against the fake server."""
+"""The SGLang client passes the contract of every engine, on the fake server and on a real one."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ class TestSglangEngine(EngineContract):
             config = SglangConfig(urls=(server.url,), vocab_size=512)
             async with SglangEngine(config) as engine:
                 yield engine
+
+
+@pytest.mark.sglang
+class TestSglangEngineOnARealServer(EngineContract):
+    """The contract, on a real SGLang."""
+
+    @pytest.fixture
+    async def engine(self, sglang_url: str) -> AsyncIterator[SglangEngine]:
+        """Connect."""
+        async with SglangEngine(SglangConfig(urls=(sglang_url,))) as engine:
+            yield engine
