@@ -44,7 +44,7 @@ class TurnWork:
 
     @property
     def reads(self) -> int:
-        """Context tokens that the decode steps read: n + h + 1, n + h + 2, …"""
+        """Context tokens that the decode steps read: n + h + 1 in the first, and one more each."""
         return self.decoded * (self.new + self.prefix) + self.decoded * (self.decoded + 1) // 2
 
 
