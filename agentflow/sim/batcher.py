@@ -112,7 +112,8 @@ class Batcher:
 
     def prefill_batch(self) -> PrefillBatch:
         """Admit what may start now; the batch is empty when nothing may."""
-        spec, running = self._spec, self.running
+        spec, nobody = self._spec, not self.waiting and self._cut is None
+        running = [] if nobody else self.running
         reserved = sum(clipped_budget(seq, spec.reserve_clip) for seq in running)
         batch = PrefillBatch(spec=spec, memory=self.memory, reserved=reserved * self._ratio.value)
         if self._cut is not None:

@@ -41,8 +41,7 @@ class KvMemory:
         if not self._shares:
             seq.held = 0
             return
-        length = seq.context
-        seq.held, seq.node = self._cache.match(seq.ids(length), limit=length - 1)
+        seq.held, seq.node = self._cache.match(seq.ids(0, seq.context - 1))
         self._cache.lock(seq.node)
 
     def detach(self, seq: Sequence) -> None:
@@ -74,9 +73,8 @@ class KvMemory:
         if not self._shares:
             return
         assert seq.node is not None
-        _, node = self._cache.insert(seq.ids(length), start=seq.held, node=seq.node)
-        self._cache.lock(node)
-        self._cache.unlock(seq.node)
+        node = self._cache.insert(seq.ids(seq.held, length), behind=seq.node)
+        self._cache.extend_lock(seq.node, node)
         moved = length - seq.held
         seq.own -= moved
         self.own -= moved

@@ -43,7 +43,10 @@ class TraceRenderer:
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Ids of all messages."""
-        return [i for message in messages for i in self._ids(str(message["content"]))]
+        ids = list[int]()
+        for message in messages:
+            ids += self._ids(str(message["content"]))
+        return ids
 
     def after_turn(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
         """Ids of what is new; a turn that was cut is ended first."""

@@ -24,17 +24,15 @@ _ID_BYTES = 4
 class RadixNode:
     """A run of tokens behind its parent's; children start with different tokens."""
 
-    __slots__ = ("children", "locks", "parent", "run", "used")
+    __slots__ = ("children", "locks", "parent", "run", "size", "used")
 
     def __init__(self, run: bytes, parent: RadixNode | None, used: int) -> None:
         self.run = run
+        self.size = len(run) // _ID_BYTES
         self.parent = parent
         self.children: dict[bytes, RadixNode] = {}
         self.locks = 0
         self.used = used
-
-    def __len__(self) -> int:
-        return len(self.run) // _ID_BYTES
 
 
 class RadixCache:
@@ -54,24 +52,19 @@ class RadixCache:
         """Tokens that eviction could free."""
         return self.total - self.protected
 
-    def match(self, ids: NDArray[np.int32], *, limit: int) -> tuple[int, RadixNode]:
-        """Find the longest held prefix of `ids[:limit]`: its length and the node it ends at."""
-        wanted = _as_bytes(ids[:limit])
-        return self._descend(self._root, wanted)
+    def match(self, ids: NDArray[np.int32]) -> tuple[int, RadixNode]:
+        """Find the longest held prefix of `ids`: its length and the node it ends at."""
+        return self._descend(self._root, _as_bytes(ids))
 
-    def insert(
-        self, ids: NDArray[np.int32], *, start: int, node: RadixNode
-    ) -> tuple[int, RadixNode]:
-        """Hold all of `ids`, of which `ids[:start]` ends at `node`.
+    def insert(self, ids: NDArray[np.int32], *, behind: RadixNode) -> RadixNode:
+        """Hold `ids` behind the prefix that ends at `behind`; return the node they end at.
 
-        Returns how many of `ids[start:]` were held already, and the node that `ids` ends at.
+        What is held already is found, not held twice.
         """
-        wanted = _as_bytes(ids[start:])
-        known, end = self._descend(node, wanted)
+        wanted = _as_bytes(ids)
+        known, end = self._descend(behind, wanted)
         rest = wanted[known * _ID_BYTES :]
-        if rest:
-            end = self._add_leaf(end, rest)
-        return known, end
+        return self._add_leaf(end, rest) if rest else end
 
     def lock(self, node: RadixNode) -> None:
         """Keep the prefix that ends at `node` from eviction."""
@@ -79,8 +72,17 @@ class RadixCache:
         while step is not None:
             step.locks += 1
             if step.locks == 1:
-                self.protected += len(step)
+                self.protected += step.size
             step = step.parent
+
+    def extend_lock(self, locked: RadixNode, node: RadixNode) -> None:
+        """Turn a lock on `locked` into one on `node`, which lies behind it."""
+        step = node
+        while step is not locked:
+            step.locks += 1
+            if step.locks == 1:
+                self.protected += step.size
+            step = _parent(step)
 
     def unlock(self, node: RadixNode) -> None:
         """Take one lock back."""
@@ -88,7 +90,7 @@ class RadixCache:
         while step is not None:
             step.locks -= 1
             if step.locks == 0:
-                self.protected -= len(step)
+                self.protected -= step.size
             step = step.parent
         self._offer(node)
 
@@ -98,7 +100,7 @@ class RadixCache:
         while freed < tokens and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             if node.used == used and _evictable(node):
-                freed += len(node)
+                freed += node.size
                 self._drop(node)
         self.total -= freed
         return freed
@@ -120,8 +122,8 @@ class RadixCache:
                 assert child.parent is node
                 assert child.run.startswith(first)
                 assert node.locks >= child.locks
-        assert self.total == sum(map(len, nodes))
-        locked = sum(len(node) for node in nodes if node.locks)
+        assert self.total == sum(node.size for node in nodes)
+        locked = sum(node.size for node in nodes if node.locks)
         assert self.protected == locked
 
     # --- inside -------------------------------------------------------------------------------
@@ -152,6 +154,7 @@ class RadixCache:
         upper.locks = node.locks
         parent.children[upper.run[:_ID_BYTES]] = upper
         node.run = node.run[at:]
+        node.size -= upper.size
         node.parent = upper
         upper.children[node.run[:_ID_BYTES]] = node
         return upper
@@ -159,7 +162,7 @@ class RadixCache:
     def _add_leaf(self, parent: RadixNode, run: bytes) -> RadixNode:
         leaf = RadixNode(run, parent, next(self._serial))
         parent.children[run[:_ID_BYTES]] = leaf
-        self.total += len(leaf)
+        self.total += leaf.size
         self._offer(leaf)
         return leaf
 

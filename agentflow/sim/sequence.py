@@ -51,16 +51,17 @@ class Sequence:
     """It ends after its next forward pass."""
     cached_tokens: int = 0
     retractions: int = 0
+    prompt_len: int = field(init=False)
+    """Tokens that came with the request."""
+    _made: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.request.input_ids)
 
     @property
     def rid(self) -> str:
         """The request's id."""
         return self.request.rid
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens that came with the request."""
-        return len(self.request.input_ids)
 
     @property
     def context(self) -> int:
@@ -77,22 +78,29 @@ class Sequence:
         """Tokens until it ends by itself."""
         return self.target - self.out
 
-    def ids(self, length: int) -> NDArray[np.int32]:
-        """Return the first `length` tokens of prompt and output."""
-        if length <= self.prompt_len:
-            return self.request.input_ids[:length]
-        return np.concatenate((self.request.input_ids, self.made(0, length - self.prompt_len)))
+    def ids(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Return tokens `start..stop` of prompt and output."""
+        prompt = self.request.input_ids
+        if stop <= self.prompt_len:
+            return prompt[start:stop]
+        made = self.made(max(start - self.prompt_len, 0), stop - self.prompt_len)
+        return made if start >= self.prompt_len else np.concatenate((prompt[start:], made))
 
     def made(self, start: int, stop: int) -> NDArray[np.int32]:
         """Return generated ids `start..stop`, a pure function of the rid and the position."""
+        if self._made is None:
+            self._made = self._make_all()
+        return self._made[start:stop]
+
+    def _make_all(self) -> NDArray[np.int32]:
         base = zlib.crc32(self.rid.encode())
-        numbers = np.arange(start, stop, dtype=np.int64) * _STRIDE + base
+        numbers = np.arange(self.target, dtype=np.int64) * _STRIDE + base
         ids = (numbers % self.vocab_size).astype(np.int32)
         stops = self.request.sampling.stop_token_ids
-        if stops:
-            ids[np.isin(ids, stops)] = _plain_id(stops, self.vocab_size)
-            if self.finish is FinishReason.STOP and stop >= self.target > start:
-                ids[self.target - start - 1] = stops[0]
+        for stop in stops:
+            ids[ids == stop] = _plain_id(stops, self.vocab_size)
+        if stops and self.finish is FinishReason.STOP:
+            ids[-1] = stops[0]
         return ids
 
     def count(self, tokens: int, version: int) -> None:
