@@ -75,6 +75,7 @@ class Simulation:
     """The parts of one virtual run; make it inside the loop that runs it."""
 
     def __init__(self, traces: Sequence[EpisodeTrace], config: SimulationConfig) -> None:
+        _check_fit(traces, config.engine)
         self.traces = traces
         self.config = config
         self.runner = VirtualRunner(seed=config.seed)
@@ -133,4 +134,17 @@ class Simulation:
             use=engine.use,
             bound=self.bound(),
             timings=engine.spec.timings,
+        )
+
+
+def _check_fit(traces: Sequence[EpisodeTrace], spec: EngineSpec) -> None:
+    """Raise ConfigError when an episode would be cut short by the engine's size."""
+    longest = max((trace.tokens for trace in traces), default=0)
+    if longest > spec.context_length:
+        raise ConfigError(
+            f"context_length = {spec.context_length} cuts an episode of {longest} tokens"
+        )
+    if spec.kv_tokens is not None and longest > spec.kv_tokens - 2:
+        raise ConfigError(
+            f"kv_tokens = {spec.kv_tokens} must be at least {longest + 2}, for the longest episode"
         )
