@@ -43,19 +43,23 @@ class InProcessSource:
             return sample
 
     async def put_data(self, sample: RolloutSample) -> None:
-        """Take back a sample that has ended."""
-        await self._return(sample)
+        """Take back a sample that has ended; told to `on_ended` before anything can interrupt."""
+        self._end_lease(sample)
         if self._on_ended is not None:
             self._on_ended(sample)
+        await self._tell()
 
     async def put_partial(self, sample: RolloutSample) -> None:
         """Take back a sample that was interrupted and can go on."""
+        self._end_lease(sample)
         self._partial.append(sample)
-        await self._return(sample)
+        await self._tell()
 
-    async def _return(self, sample: RolloutSample) -> None:
+    def _end_lease(self, sample: RolloutSample) -> None:
         if sample.episode not in self._leased:
             raise ValueError(f"{sample.episode} is not leased, so it cannot come back")
         self._leased.remove(sample.episode)
+
+    async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()

@@ -17,6 +17,9 @@ _MAX_ATTEMPT = 0xFFFF
 _MAX_GENERATION = 0xFFFFFF
 
 
+_PARTS = (12, 16, 4, 6)
+
+
 class RidFactory:
     """Makes rids `nonce-episode-attempt-generation`, hexadecimal, 42 characters."""
 
@@ -33,3 +36,9 @@ class RidFactory:
                 f"attempt {attempt} or generation {generation} of {episode} does not fit a rid"
             )
         return f"{self._nonce}-{episode.key}-{attempt:04x}-{generation:06x}"
+
+
+def episode_key(rid: str) -> str | None:
+    """Return the episode's part of a rid; None for a rid that `RidFactory` did not make."""
+    parts = rid.split("-")
+    return parts[1] if tuple(map(len, parts)) == _PARTS else None

@@ -84,10 +84,12 @@ class TurnModel:
         """Generated tokens lost to forks."""
 
     def bind(self, access: EngineAccess, *, attempt: int) -> None:
-        """Attach live parts for a new attempt (after an abort, on another engine, unpickled)."""
+        """Attach live parts for a new attempt (after an abort, on another engine, unpickled).
+
+        Requests are counted on, so that no rid is used twice even within one attempt.
+        """
         self._access = access
         self._attempt = attempt
-        self._requests = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_access": None, "rid": None}
@@ -95,10 +97,11 @@ class TurnModel:
     async def generate(self, messages: Sequence[Message]) -> Turn:
         """Generate the assistant's answer to `messages`, or finish the turn that was aborted.
 
-        Raises GenerationAborted (call again to go on), ContextFull, or another EngineError.
+        Raises GenerationAborted (call again to go on), ContextFull, or another EngineError. Other
+        messages than those of the turn that is open are a fork, like any rewritten history.
         """
         access = self._bound()
-        if self._turn_start is None:
+        if self._turn_start is None or [_content(m) for m in messages] != self._rendered:
             self._render(messages, access.renderer)
             self._turn_start = len(self._record)
             self.turns += 1
@@ -109,7 +112,8 @@ class TurnModel:
 
     def _render(self, messages: Sequence[Message], renderer: ChatRenderer) -> None:
         known = len(self._rendered)
-        if [_content(m) for m in messages[:known]] != self._rendered:
+        turn_lost = self._turn_start is not None
+        if turn_lost or [_content(m) for m in messages[:known]] != self._rendered:
             self._fork()
             known = 0
         if known:
@@ -124,6 +128,7 @@ class TurnModel:
         self.forked_tokens += self._record.generated
         self._record.truncate(0)
         self._rendered.clear()
+        self._turn_start = None
 
     # --- generating ---------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from agentflow.errors import (
     PreprocessFailed,
 )
 from agentflow.observe.events import NullEvents
-from agentflow.protocols import ActionLevelAgent
+from agentflow.protocols import ActionLevelAgent, EnvAware
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.types import (
@@ -89,7 +89,8 @@ class SWEAgentFlow:
             return self._resume(partial, sample.attempt)
         if isinstance(partial, SWESample):  # its environment is gone: only files carry over
             sample.partial_agent_data = None
-            sample.restarted_tokens += partial.record.generated
+            forked = partial.model.forked_tokens if partial.model is not None else 0
+            sample.restarted_tokens += partial.record.generated + forked
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
         with boundary(PreprocessFailed):
             return await self._runner.to_thread(self._build, sample)
@@ -98,6 +99,7 @@ class SWEAgentFlow:
         assert partial.model is not None
         partial.attempt = attempt
         partial.model.bind(self.model, attempt=attempt)
+        _attach(partial, self._envs[partial.episode])
         self._events.emit("resumed", partial.episode, attempt=attempt)
         return partial
 
@@ -225,6 +227,7 @@ class SWEAgentFlow:
             if not ready:
                 await shielded(env.stop())
         self._envs[sample.episode] = env
+        _attach(sample, env)
         sample.m.rollout.environment_s += self._runner.now() - began
         self._events.emit("env_started", sample.episode)
         return env
@@ -323,6 +326,11 @@ _CAUSE_OF = {
     SWERolloutResult.FAILURE: Cause.FORMAT_ERRORS,
 }
 """For agents that tell only how they left, not why."""
+
+
+def _attach(sample: SWESample, env: ContainerEnv) -> None:
+    if isinstance(sample.m.agent, EnvAware):
+        sample.m.agent.attach(env)
 
 
 def _runtime(sample: SWESample) -> Runtime:
