@@ -29,11 +29,13 @@ class Batcher:
         use: EngineUse,
         *,
         emit: Callable[..., None],
+        on_start: Callable[[Sequence], None],
         on_end: Callable[[Sequence, End], None],
     ) -> None:
         self._spec = spec
         self._use = use
         self._emit = emit
+        self._on_start = on_start
         self._on_end = on_end
         self.memory = KvMemory(spec.kv_tokens, prefix_cache=spec.prefix_cache)
         self.running: list[Sequence] = []
@@ -181,6 +183,8 @@ class Batcher:
         for part in batch.parts:
             self.memory.publish(part.seq, part.prefix + part.new)
             if part.last:
+                if not part.seq.out:
+                    self._on_start(part.seq)
                 self._count(part.seq, 1, version)
                 self.running.append(part.seq)
         self._end_finished()

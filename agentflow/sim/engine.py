@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -28,9 +29,11 @@ from agentflow.sim.engine_messages import (
     Answered,
     End,
     Ended,
+    Started,
     Submit,
 )
 from agentflow.sim.sequence import EngineUse, Sequence
+from agentflow.sim.speech import logprobs_of, speak
 from agentflow.sim.weights import SimulatedWeights
 from agentflow.types import FinishReason, GenerationResult, ModelInfo
 
@@ -56,6 +59,16 @@ def until_the_budget(request: GenerationRequest) -> int | None:  # noqa: ARG001 
     return None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A request and who waits for it."""
+
+    seq: Sequence
+    end: asyncio.Future[End]
+    sink: TokenSink
+    delivered: int = 0
+
+
 class SimulatedEngine:
     """One replica. Use it on one loop only."""
 
@@ -73,7 +86,7 @@ class SimulatedEngine:
         self._events = events if events is not None else NullEvents()
         self._core = self._new_core(version=0)
         self._alive = True
-        self._requests: dict[str, tuple[Sequence, asyncio.Future[End]]] = {}
+        self._requests: dict[str, _Flight] = {}
         self._calls: dict[int, asyncio.Future[str | None]] = {}
         self._tickets = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -99,20 +112,18 @@ class SimulatedEngine:
         if request.rid in self._requests:
             raise EngineRejected(f"duplicate request id {request.rid!r}")
         end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._requests[request.rid] = (seq, end)
+        flight = self._requests[request.rid] = _Flight(seq=seq, end=end, sink=sink)
         self._post(Submit(seq=seq))
         try:
             how = await end
         except asyncio.CancelledError:
             if end.cancelled():  # while it ran; otherwise it ended at the same moment
-                self._deliver(seq, self._core.tokens_of(seq, self._now()), sink)
+                self._deliver(flight, self._core.tokens_of(seq, self._now()))
                 self._post(Abort(rid=request.rid))
             else:
-                self._deliver(seq, seq.out, sink)
+                self._deliver(flight, seq.out)
             raise
-        finally:
-            self._requests.pop(request.rid, None)
-        self._deliver(seq, seq.out, sink)
+        self._deliver(flight, seq.out)
         return _result(seq, how)
 
     async def abort(self, rid: str) -> None:
@@ -201,26 +212,27 @@ class SimulatedEngine:
         if low < 0 or high >= spec.vocab_size:
             wrong = low if low < 0 else high
             raise EngineRejected(f"id {wrong} is outside the vocabulary of {spec.vocab_size}")
-        room = spec.context_length - length
-        if room <= 0:
-            raise ContextFull(f"{length} tokens fill the context of {spec.context_length}")
+        self._check_context(length, request.sampling.max_new_tokens)
+        budget = request.sampling.max_new_tokens
         if spec.kv_tokens is not None:
-            room = min(room, spec.kv_tokens - 2 - length)
-        budget = min(request.sampling.max_new_tokens, room)
+            budget = min(budget, spec.kv_tokens - 2 - length)
         if budget < 1:
             raise EngineRejected(
                 f"{length} tokens and max_new_tokens {request.sampling.max_new_tokens} do not fit: "
                 f"KV memory has {spec.kv_tokens} tokens, and one must be generated"
             )
         said = self._lengths(request)
-        stops = said is not None and said <= budget
-        return Sequence(
-            request=request,
-            budget=budget,
-            target=max(1, said) if stops and said is not None else budget,
-            finish=FinishReason.STOP if stops else FinishReason.LENGTH,
-            vocab_size=spec.vocab_size,
-        )
+        output, matched = speak(request, said=said, budget=budget, vocab_size=spec.vocab_size)
+        return Sequence(request=request, budget=budget, output=output, matched=matched)
+
+    def _check_context(self, prompt: int, new: int) -> None:
+        most = self.spec.context_length
+        if prompt >= most:
+            raise ContextFull(f"{prompt} tokens fill the context of {most}")
+        if prompt + new > most:
+            raise EngineRejected(
+                f"{prompt} tokens and max_new_tokens {new} are above the context of {most}"
+            )
 
     def _post(self, message: Message) -> None:
         self._core.post(message, self._now())
@@ -245,27 +257,33 @@ class SimulatedEngine:
     def _tell(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
             match answer:
+                case Started(seq=seq):
+                    flight = self._requests[seq.rid]
+                    if not flight.end.done():
+                        self._deliver(flight, 1)
                 case Ended(seq=seq, end=end):
-                    _, future = self._requests.get(seq.rid, (None, None))
-                    if future is not None and not future.done():
-                        future.set_result(end)
+                    flight = self._requests.pop(seq.rid)
+                    if not flight.end.done():
+                        flight.end.set_result(end)
                 case Answered(ticket=ticket, refusal=refusal):
                     call = self._calls.get(ticket)
                     if call is not None and not call.done():
                         call.set_result(refusal)
 
-    def _deliver(self, seq: Sequence, made: int, sink: TokenSink) -> None:
-        """Hand over the first `made` tokens, by the version that made them."""
-        if not made:
+    def _deliver(self, flight: _Flight, made: int) -> None:
+        """Hand over what the sink lacks of the first `made` tokens, by the version that made it."""
+        seq, given = flight.seq, flight.delivered
+        if made <= given:
             return
-        ids = seq.made(0, made)
-        logprobs = -(ids % 997 + 1) / np.float32(997.0)
         spans = list(seq.spans)
         if made > seq.out and (not spans or spans[-1][1] != self._core.version):
             spans.append((seq.out, self._core.version))  # made by the run that is under way
         ends = [start for start, _ in spans[1:]] + [made]
         for (start, version), end in zip(spans, ends, strict=True):
-            sink.append(ids[start:end], logprobs[start:end], version)  # type: ignore[arg-type]
+            if end > given:
+                ids = seq.made(max(start, given), end)
+                flight.sink.append(ids.tolist(), logprobs_of(ids).tolist(), version)
+        flight.delivered = made
 
     @staticmethod
     def _now() -> float:
@@ -277,10 +295,9 @@ def _result(seq: Sequence, how: End) -> GenerationResult:
         raise GenerationAborted(f"{seq.rid} was aborted after {seq.out} tokens")
     if how is End.DIED:
         raise EngineDied(f"the engine died after {seq.out} tokens of {seq.rid}")
-    stops = seq.request.sampling.stop_token_ids
     return GenerationResult(
-        finish=seq.finish,
-        matched=stops[0] if stops and seq.finish is FinishReason.STOP else None,
+        finish=FinishReason.LENGTH if seq.matched is None else FinishReason.STOP,
+        matched=seq.matched,
         cached_tokens=seq.cached_tokens,
         retractions=seq.retractions,
     )

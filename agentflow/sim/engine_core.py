@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from agentflow.sim.admission import PrefillBatch
 from agentflow.sim.batcher import Batcher
+from agentflow.sim.decode_run import DecodeRun
 from agentflow.sim.engine_messages import (
     Abort,
     AbortAll,
@@ -26,11 +27,12 @@ from agentflow.sim.engine_messages import (
     Message,
     Pause,
     PauseMode,
+    Started,
     Submit,
     Update,
 )
 from agentflow.sim.engine_spec import attention_reads
-from agentflow.sim.sequence import DecodeRun, EngineUse
+from agentflow.sim.sequence import EngineUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +59,9 @@ class EngineCore:
         self.version = version
         self.use = use if use is not None else EngineUse()
         self._emit = emit if emit is not None else _say_nothing
-        self.batcher = Batcher(spec, self.use, emit=self._emit, on_end=self._end)
+        self.batcher = Batcher(
+            spec, self.use, emit=self._emit, on_start=self._start, on_end=self._end
+        )
         self._inbox: deque[Message] = deque()
         self._activity: Activity | None = None
         self._wake_at: float | None = None
@@ -265,6 +269,9 @@ class EngineCore:
         use.decode_reads += run.reads(run.steps)
         use.busy_s += run.duration(run.steps)
         self.batcher.decoded(run.steps, self.version)
+
+    def _start(self, seq: Sequence) -> None:
+        self._answers.append(Started(seq=seq))
 
     def _end(self, seq: Sequence, end: End) -> None:
         self.use.cached_tokens += seq.cached_tokens

@@ -85,6 +85,13 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A request has its first token."""
+
+    seq: Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A request ended."""
 
@@ -100,4 +107,4 @@ class Answered:
     refusal: str | None = None
 
 
-Answer: TypeAlias = Ended | Answered
+Answer: TypeAlias = Started | Ended | Answered
