@@ -185,21 +185,19 @@ class Batcher:
             if part.last:
                 if not part.seq.out:
                     self._on_start(part.seq)
-                self._count(part.seq, 1, version)
+                part.seq.count(1, version)
+                self._use.generated_tokens += 1
                 self.running.append(part.seq)
         self._end_finished()
 
     def decoded(self, steps: int, version: int) -> None:
         """Take note that every running request got `steps` more tokens."""
+        self.memory.grow_all(self.running, steps)
         for seq in self.running:
-            self.memory.grow(seq, steps)
-            self._count(seq, steps, version)
+            seq.count(steps, version)
+        self._use.generated_tokens += steps * len(self.running)
         self._ratio.after_steps(steps)
         self._end_finished()
-
-    def _count(self, seq: Sequence, tokens: int, version: int) -> None:
-        seq.count(tokens, version)
-        self._use.generated_tokens += tokens
 
     def _end_finished(self) -> None:
         self._use.evicted_tokens = self.memory.evicted

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from agentflow.sim.radix import RadixCache
 
 if TYPE_CHECKING:
-    from agentflow.sim.sequence import Sequence
+    from collections.abc import Sequence
+
+    from agentflow.sim.sequence import Sequence as Request
 
 _UNLIMITED = 1 << 60
 
@@ -36,7 +38,7 @@ class KvMemory:
         """Tokens that are free or can be made free."""
         return self.capacity - self.own - self._cache.protected
 
-    def attach(self, seq: Sequence) -> None:
+    def attach(self, seq: Request) -> None:
         """Lock the longest cached prefix of the sequence's context, one token short at most."""
         if not self._shares:
             seq.held = 0
@@ -44,7 +46,7 @@ class KvMemory:
         seq.held, seq.node = self._cache.match(seq.ids(0, seq.context - 1))
         self._cache.lock(seq.node)
 
-    def detach(self, seq: Sequence) -> None:
+    def detach(self, seq: Request) -> None:
         """Throw the sequence's own KV away and let go of its prefix."""
         self.own -= seq.own
         seq.own = seq.held = 0
@@ -52,11 +54,18 @@ class KvMemory:
             self._cache.unlock(seq.node)
             seq.node = None
 
-    def grow(self, seq: Sequence, tokens: int) -> None:
+    def grow(self, seq: Request, tokens: int) -> None:
         """Give the sequence KV for `tokens` more. Raises RuntimeError if that cannot be."""
         self.make_free(tokens)
         seq.own += tokens
         self.own += tokens
+
+    def grow_all(self, seqs: Sequence[Request], tokens: int) -> None:
+        """Give each of `seqs` KV for `tokens` more. Raises RuntimeError if that cannot be."""
+        self.make_free(tokens * len(seqs))
+        self.own += tokens * len(seqs)
+        for seq in seqs:
+            seq.own += tokens
 
     def make_free(self, tokens: int) -> None:
         """Evict until `tokens` are free. Raises RuntimeError if that cannot be."""
@@ -68,7 +77,7 @@ class KvMemory:
         if freed < short:
             raise RuntimeError(f"{short - freed} KV tokens are missing: admission reckoned wrongly")
 
-    def publish(self, seq: Sequence, length: int) -> None:
+    def publish(self, seq: Request, length: int) -> None:
         """Move the KV of the sequence's first `length` tokens into the cache and lock it there."""
         if not self._shares:
             return

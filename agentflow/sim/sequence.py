@@ -43,9 +43,14 @@ class Sequence:
     retractions: int = 0
     prompt_len: int = field(init=False)
     """Tokens that came with the request."""
+    context: int = field(init=False)
+    """Tokens so far."""
+    left: int = field(init=False)
+    """Tokens until it ends by itself."""
 
     def __post_init__(self) -> None:
-        self.prompt_len = len(self.request.input_ids)
+        self.prompt_len = self.context = len(self.request.input_ids)
+        self.left = len(self.output)
 
     @property
     def rid(self) -> str:
@@ -53,19 +58,9 @@ class Sequence:
         return self.request.rid
 
     @property
-    def context(self) -> int:
-        """Tokens so far."""
-        return self.prompt_len + self.out
-
-    @property
     def priority(self) -> int:
         """Higher goes first."""
         return self.request.priority or 0
-
-    @property
-    def left(self) -> int:
-        """Tokens until it ends by itself."""
-        return len(self.output) - self.out
 
     def ids(self, start: int, stop: int) -> NDArray[np.int32]:
         """Return tokens `start..stop` of prompt and output."""
@@ -84,6 +79,8 @@ class Sequence:
         if not self.spans or self.spans[-1][1] != version:
             self.spans.append((self.out, version))
         self.out += tokens
+        self.context += tokens
+        self.left -= tokens
 
 
 @dataclass(slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def speak(
 
 def logprobs_of(ids: NDArray[np.int32]) -> NDArray[np.float32]:
     """Return made-up log-probabilities in nats, -1 ≤ value < 0, a function of the id."""
-    return -(ids % _SCALE + 1) / np.float32(_SCALE)
+    return -((ids % _SCALE + 1).astype(np.float32) / np.float32(_SCALE))
 
 
 def _stream(request: GenerationRequest, length: int, vocab_size: int) -> NDArray[np.int32]:
