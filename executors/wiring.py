@@ -19,9 +19,8 @@ from agentflow.types import EpisodeId, RolloutSample
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agentflow.engine.model_folder import ModelFolder
-
     from agentflow.config import AgentflowConfig, EngineConfig
+    from agentflow.engine.model_folder import ModelFolder
     from agentflow.protocols import Model
 
 SCRIPTED = "scripted:"

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from agentflow.errors import ContextFull
+from agentflow.errors import ContextFull, GenerationAborted
 from agentflow.types import (
     FinishReason,
     GenerationRequest,
@@ -72,6 +72,7 @@ class TurnModel:
         self._rendered: list[tuple[str, str]] = []
         self._turn_start: int | None = None
         self._turn_ended = True
+        self._generating = self._abort_asked = False
         self.rid: str | None = None
         """The request in flight; what an abort must name."""
         self.turns = 0
@@ -100,7 +101,20 @@ class TurnModel:
         Raises GenerationAborted (call again to go on), ContextFull, or another EngineError. Other
         messages than those of the turn that is open are a fork, like any rewritten history.
         """
-        access = self._bound()
+        self._generating, self._abort_asked = True, False
+        try:
+            return await self._generate(messages, self._bound())
+        finally:
+            self._generating = False
+
+    async def abort(self) -> None:
+        """End the generation under way, also one whose request has not been sent yet."""
+        if self.rid is not None:
+            await self._bound().engine.abort(self.rid)
+        elif self._generating:
+            self._abort_asked = True
+
+    async def _generate(self, messages: Sequence[Message], access: EngineAccess) -> Turn:
         if self._turn_start is None or [_content(m) for m in messages] != self._rendered:
             self._render(messages, access.renderer)
             self._turn_start = len(self._record)
@@ -134,14 +148,16 @@ class TurnModel:
 
     async def _finish_turn(self, access: EngineAccess, start: int) -> GenerationResult:
         info = await access.engine.info()
+        if self._abort_asked:
+            raise GenerationAborted("aborted before it was sent")
         stop_ids = (*self._sampling.stop_token_ids, *access.renderer.end_of_turn_ids)
         done = len(self._record) - start
         if done and self._record.ids[-1] in stop_ids:
             return GenerationResult(finish=FinishReason.STOP)
         left = self._sampling.max_new_tokens - done
-        if left <= 0:
-            return GenerationResult(finish=FinishReason.LENGTH)
         room = info.context_length - len(self._record)
+        if left <= 0 or (done and room <= 0):
+            return GenerationResult(finish=FinishReason.LENGTH)
         if room <= 0:
             raise ContextFull(
                 f"{len(self._record)} tokens fill the context of {info.context_length}"

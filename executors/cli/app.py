@@ -10,7 +10,7 @@ import typer
 
 from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
-from executors.cli import report, running
+from executors.cli import demo, report, running
 from executors.cli.exits import HELP, told_in_one_line
 from executors.session import Rollout
 from executors.versions import versions
@@ -105,6 +105,23 @@ def run(  # noqa: PLR0913  # one parameter an option
         watcher = report.make_watcher()
         rollout = Rollout(resolved, argv=sys.argv, watcher=watcher)
         code = running.run(rollout, grace_s=resolved.rollout.stop_grace_s, watcher=watcher)
+    raise typer.Exit(code)
+
+
+@app.command(name="demo", epilog=HELP)
+def run_demo(
+    *,
+    out: Annotated[Path, typer.Option(help="Where OUT/oracle and OUT/noop go.")] = Path(
+        "runs/demo"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Roll out every task that ships, with a policy that solves them and one that does nothing.
+
+    Fails unless the first resolves all of them and the second none.
+    """
+    with told_in_one_line(debug=debug):
+        code = demo.run(out)
     raise typer.Exit(code)
 
 
