@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentflow.naive_flow import NaiveFlow
 from agentflow.sim.clock import run_virtual
@@ -13,13 +13,68 @@ from executors.naive import NaiveExecutor
 from executors.source import InProcessSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from agentflow.sim.bound import LowerBound, Waterfall
     from agentflow.sim.sequence import EngineUse
     from agentflow.sim.setup import SimulationConfig
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
+
+    DriverFactory: TypeAlias = Callable[[Simulation, InProcessSource], "Driver"]
+
+
+class Driver(Protocol):
+    """An executor of any kind over a simulation's parts."""
+
+    async def run(self) -> None:
+        """Roll out every sample of the source."""
+        ...
+
+    def pause_dispatch(self) -> None:
+        """Start nothing new."""
+        ...
+
+    def resume_dispatch(self) -> None:
+        """Go on."""
+        ...
+
+    async def close(self) -> None:
+        """Release what outlives episodes."""
+        ...
+
+
+class NaiveDriver:
+    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
+
+    def __init__(
+        self, simulation: Simulation, source: InProcessSource, *, max_concurrency: int
+    ) -> None:
+        self._flow = simulation.flow()
+        self._executor = NaiveExecutor(
+            NaiveFlow(self._flow),
+            source,
+            renderer=simulation.renderer,
+            max_concurrency=max_concurrency,
+        )
+        self.pause_dispatch = self._executor.pause_dispatch
+        self.resume_dispatch = self._executor.resume_dispatch
+
+    async def run(self) -> None:
+        """Roll out every sample of the source."""
+        await self._executor.run()
+
+    async def close(self) -> None:
+        """Remove environments that are left."""
+        await self._flow.close()
+
+
+def naive(max_concurrency: int) -> DriverFactory:
+    """Drive with NaiveExecutor and `max_concurrency` live trajectories."""
+    return lambda simulation, source: NaiveDriver(
+        simulation, source, max_concurrency=max_concurrency
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,31 +109,28 @@ class SimulationReport:
         return sum(sample.facts.turns for sample in self.samples)
 
 
-def simulate_naive(
-    traces: Sequence[EpisodeTrace], config: SimulationConfig, *, max_concurrency: int
+def simulate(
+    traces: Sequence[EpisodeTrace], config: SimulationConfig, make_driver: DriverFactory
 ) -> SimulationReport:
-    """Run `traces` through NaiveExecutor with `max_concurrency` live trajectories."""
+    """Run `traces` to their end in virtual time. Raises ConfigError, and bugs as they come."""
+    return run_virtual(_run(traces, config, make_driver))
+
+
+async def _run(
+    traces: Sequence[EpisodeTrace], config: SimulationConfig, make_driver: DriverFactory
+) -> SimulationReport:
     began = time.process_time()
-    return run_virtual(_run_naive(traces, config, max_concurrency, began))
-
-
-async def _run_naive(
-    traces: Sequence[EpisodeTrace], config: SimulationConfig, max_concurrency: int, began: float
-) -> SimulationReport:
     simulation = Simulation(traces, config)
     ended: list[tuple[float, RolloutSample]] = []
     source = InProcessSource(
         simulation.samples(),
         on_ended=lambda sample: ended.append((simulation.runner.now(), sample)),
     )
-    flow = simulation.flow()
-    executor = NaiveExecutor(
-        NaiveFlow(flow), source, renderer=simulation.renderer, max_concurrency=max_concurrency
-    )
+    driver = make_driver(simulation, source)
     try:
-        await executor.run()
+        await driver.run()
     finally:
-        await flow.close()
+        await driver.close()
         await simulation.model.close()
     makespan_s = max(at for at, _ in ended)
     return SimulationReport(

@@ -162,10 +162,12 @@ class SimulatedEngine:
             self._tell(self._core.kill(self._now()))
             self._schedule()
 
-    def revive(self) -> None:
-        """Start again with an empty cache, under the same weights."""
+    def revive(self, *, version: int | None = None) -> None:
+        """Start again with an empty cache, under weights `version` or those it had."""
         if not self._alive:
-            self._core = self._new_core(version=self._core.version)
+            kept = self._core.version if version is None else version
+            self._core = self._new_core(version=kept)
+            self.weights.mode = None
             self._alive = True
             self._events.emit("engine_revived")
 

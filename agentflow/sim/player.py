@@ -10,6 +10,7 @@ import zlib
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from agentflow.engine.rids import episode_key
 from agentflow.types import RolloutSample, StepStatus, SWERolloutResult
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TraceLengths:
 
     def __call__(self, request: GenerationRequest) -> int | None:
         """Tokens to the end of the turn that `request` is in; `OutputLengths`."""
-        ends = self._ends.get(request.rid.split("-")[1])
+        ends = self._ends.get(episode_key(request.rid) or "")
         if ends is None:
             return None
         turn = bisect_right(ends, len(request.input_ids))

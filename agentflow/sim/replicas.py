@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentflow.engine.rids import episode_key
 from agentflow.errors import EngineUnreachable
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class ReplicaRouter:
             await replica.close()
 
     def _at(self, rid: str) -> SimulatedEngine:
-        episode = _episode_of(rid)
+        episode = episode_key(rid) or rid
         home = self._home.get(episode)
         if home is None or not self.replicas[home].alive:
             home = self._emptiest()
@@ -60,9 +61,3 @@ class ReplicaRouter:
         if not alive:
             raise EngineUnreachable(f"all {len(self.replicas)} replicas are dead")
         return min(alive, key=lambda n: (self._episodes[n], n))
-
-
-def _episode_of(rid: str) -> str:
-    """The episode's part of a rid that a RidFactory made; any other rid is its own episode."""
-    parts = rid.split("-")
-    return parts[1] if len(parts) > 1 else rid

@@ -32,7 +32,7 @@ from agentflow.types import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentflow.protocols import ContainerEnvBuilder, Model
+    from agentflow.protocols import ContainerEnvBuilder, Model, RuntimeBuilder
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
 
@@ -88,12 +88,13 @@ class Simulation:
         self.model: Model = ReplicaRouter(self.engines)
         self.envs = SimulatedEnvBuilder(StartTimes(traces), limits=config.limits)
         self.env_builder: ContainerEnvBuilder = self.envs
+        self.runtime_builder: RuntimeBuilder = TraceRuntimeBuilder()
         self.renderer = TraceRenderer(config.engine.vocab_size)
 
     def flow(self) -> SWEAgentFlow:
         """Return the production flow over the simulated parts."""
         return SWEAgentFlow(
-            TraceAgentBuilder(), self.env_builder, TraceRuntimeBuilder(), self.access(),
+            TraceAgentBuilder(), self.env_builder, self.runtime_builder, self.access(),
             runner=self.runner, events=self.events,
         )  # fmt: skip
 

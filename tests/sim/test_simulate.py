@@ -18,7 +18,7 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import Simulation, SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from agentflow.types import Cause
-from executors.simulate import SimulationReport, simulate_naive
+from executors.simulate import SimulationReport, naive, simulate
 
 if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace
@@ -59,7 +59,7 @@ MACHINES = {
 def test_no_run_beats_the_bound_and_every_episode_is_whole(machine: str) -> None:
     """Each sample has exactly its trace's tokens and reward; rho is at least 1."""
     traces = tiny()
-    report = simulate_naive(traces, MACHINES[machine], max_concurrency=12)
+    report = simulate(traces, MACHINES[machine], naive(12))
     assert report.rho >= 1
     by_episode = {sample.episode: sample for sample in report.samples}
     assert len(by_episode) == len(report.samples) == len(traces)
@@ -75,7 +75,7 @@ def test_no_run_beats_the_bound_and_every_episode_is_whole(machine: str) -> None
 @pytest.mark.parametrize("machine", ["plain", "one slot", "little KV", "few containers"])
 def test_the_waterfall_of_one_engine_is_exact(machine: str) -> None:
     """Its parts add up to the makespan, and none that counts waste is negative."""
-    report = simulate_naive(tiny(), MACHINES[machine], max_concurrency=12)
+    report = simulate(tiny(), MACHINES[machine], naive(12))
     fall = report.waterfall
     assert fall is not None
     assert fall.makespan_s == pytest.approx(report.makespan_s, abs=1e-9)
@@ -85,8 +85,8 @@ def test_the_waterfall_of_one_engine_is_exact(machine: str) -> None:
 
 def test_little_kv_costs_recomputation_and_plenty_costs_none() -> None:
     """The waterfall shows thrash where it happens."""
-    little = simulate_naive(tiny(), MACHINES["little KV"], max_concurrency=12)
-    plenty = simulate_naive(tiny(), MACHINES["plain"], max_concurrency=12)
+    little = simulate(tiny(), MACHINES["little KV"], naive(12))
+    plenty = simulate(tiny(), MACHINES["plain"], naive(12))
     assert little.waterfall is not None
     assert plenty.waterfall is not None
     assert little.uses[0].evicted_tokens > 0
@@ -95,8 +95,8 @@ def test_little_kv_costs_recomputation_and_plenty_costs_none() -> None:
 
 def test_two_runs_of_one_seed_are_equal_and_two_seeds_are_not() -> None:
     """Byte for byte."""
-    first, again = (simulate_naive(tiny(), config(), max_concurrency=9) for _ in range(2))
-    other = simulate_naive(tiny(seed=2), config(), max_concurrency=9)
+    first, again = (simulate(tiny(), config(), naive(9)) for _ in range(2))
+    other = simulate(tiny(seed=2), config(), naive(9))
     assert first.events == again.events
     assert first.events_digest != other.events_digest
     assert digest(first) == digest(again)
@@ -113,9 +113,9 @@ def test_processes_of_different_hash_seeds_log_the_same_bytes() -> None:
         "import sys\n"
         "sys.path[:0] = ['tests/sim']\n"
         "from test_simulate import MACHINES, tiny\n"
-        "from executors.simulate import simulate_naive\n"
+        "from executors.simulate import naive, simulate\n"
         "for name in ('little KV', 'replicas'):\n"
-        "    report = simulate_naive(tiny(), MACHINES[name], max_concurrency=12)\n"
+        "    report = simulate(tiny(), MACHINES[name], naive(12))\n"
         "    sys.stdout.buffer.write(b''.join(report.events))\n"
     )
     logs = [
@@ -139,6 +139,6 @@ def test_an_engine_too_small_for_an_episode_is_an_error() -> None:
 
 def test_generated_tokens_are_those_of_the_engine() -> None:
     """The engine's count is the sum of all masks: nothing is lost between them."""
-    report = simulate_naive(tiny(), MACHINES["replicas"], max_concurrency=12)
+    report = simulate(tiny(), MACHINES["replicas"], naive(12))
     masked = sum(int(np.sum(sample.response_mask)) for sample in report.samples)
     assert sum(use.generated_tokens for use in report.uses) == masked
