@@ -121,7 +121,7 @@ class Batcher:
         if self._cut is not None:
             batch.go_on(self._cut)
             self._cut = None
-        if spec.preemption:
+        if spec.preemption or not self.running:
             self._full = False
         if spec.priorities:
             self.waiting.sort(key=lambda seq: (-seq.priority, seq.order))

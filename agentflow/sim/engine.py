@@ -147,7 +147,7 @@ class SimulatedEngine:
     @property
     def in_flight(self) -> int:
         """Requests that have not ended."""
-        return len(self._core.batcher.live())
+        return len(self._core.batcher.live()) if self._alive else 0
 
     @property
     def version(self) -> int:

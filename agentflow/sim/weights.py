@@ -30,13 +30,15 @@ class SimulatedWeights:
         try:
             await self._engine.call(lambda ticket: Pause(ticket=ticket, mode=how))
         except BaseException:
+            if self._engine.alive:
+                await self.resume()
             self.mode = None
             raise
 
     async def resume(self) -> None:
         """Go on generating. Harmless when not paused."""
-        self.mode = None
         await self._engine.call(lambda ticket: Continue(ticket=ticket))
+        self.mode = None
 
     @asynccontextmanager
     async def paused(self, mode: PauseMode | str) -> AsyncIterator[None]:
