@@ -1,4 +1,4 @@
-"""`agentflow demo`: the main job on embedded defaults, with a policy that can and one that cannot."""
+"""`agentflow demo`: the main job on embedded defaults, done and left undone."""
 
 from __future__ import annotations
 
