@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from agentflow.naive_flow import NaiveFlow
+from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
 from executors.naive import NaiveExecutor
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from agentflow.sim.bound import LowerBound, Waterfall
+    from agentflow.sim.engine_spec import EngineTimings
     from agentflow.sim.sequence import EngineUse
     from agentflow.sim.setup import SimulationConfig
     from agentflow.sim.trace import EpisodeTrace
@@ -75,6 +78,33 @@ def naive(max_concurrency: int) -> DriverFactory:
     return lambda simulation, source: NaiveDriver(
         simulation, source, max_concurrency=max_concurrency
     )
+
+
+class StartOrder(StrEnum):
+    """Which episodes start first; the last two know the true lengths."""
+
+    FCFS = "fcfs"
+    LONGEST = "longest"
+    SHORTEST = "shortest"
+
+
+def ordered(
+    traces: Sequence[EpisodeTrace], order: StartOrder, timings: EngineTimings
+) -> list[EpisodeTrace]:
+    """Return `traces` in the order in which they are to start."""
+
+    def alone_s(trace: EpisodeTrace) -> float:
+        return sum(turn_s(turn, timings) for turn in trace.work().turns)
+
+    match order:
+        case StartOrder.FCFS:
+            return list(traces)
+        case StartOrder.LONGEST:
+            return sorted(traces, key=alone_s, reverse=True)
+        case StartOrder.SHORTEST:
+            return sorted(traces, key=alone_s)
+        case other:
+            assert_never(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class EventLog:
         """Take one event, stamped with the loop's time."""
         stamp: dict[str, Any] = {"t": asyncio.get_running_loop().time(), "kind": kind}
         if episode is not None:
-            stamp["episode"] = str(episode)
+            stamp |= {"uid": episode.uid, "replica_index": episode.replica_index}
         line = orjson.dumps({**stamp, **facts}, option=orjson.OPT_APPEND_NEWLINE)
         self._hash.update(line)
         self.counts[kind] += 1

@@ -96,21 +96,29 @@ class TraceAgent:
         self._turn = 0
 
     async def generation_step(self) -> tuple[StepStatus, str | None]:
-        """Generate the turn; submit after the last one."""
+        """Generate the turn; submit after the last one, or with its command."""
         sample, trace = self._sample, self._trace
         if not sample.messages:
             sample.add_message("user", f"{trace.episode.uid} {trace.prompt}")
         assert sample.model is not None
         turn = await sample.model.generate(sample.messages)
         sample.add_message("assistant", turn.text)
-        if self._turn == len(trace.turns) - 1:
+        command_s = trace.turns[self._turn].command_s
+        if self._last and not command_s:
             sample.m.rollout.result = SWERolloutResult.SUBMIT
             return StepStatus.TERMINATED, None
-        return StepStatus.NEEDS_ENV_STEP, f"sleep {trace.turns[self._turn].command_s:.6f}"
+        return StepStatus.NEEDS_ENV_STEP, f"sleep {command_s:.6f}"
+
+    @property
+    def _last(self) -> bool:
+        return self._turn == len(self._trace.turns) - 1
 
     async def env_step(self, env: ContainerEnv, pending_action: str) -> tuple[StepStatus, None]:
         """Run the command and append the observation."""
         await env.execute(pending_action, timeout_s=COMMAND_TIMEOUT_S)
+        if self._last:
+            self._sample.m.rollout.result = SWERolloutResult.SUBMIT
+            return StepStatus.TERMINATED, None
         observation = self._trace.turns[self._turn].observation
         self._sample.add_message("user", f"{self._trace.episode}/{self._turn} {observation}")
         self._turn += 1
@@ -123,7 +131,8 @@ class TraceAgent:
             if status is StepStatus.TERMINATED:
                 return SWERolloutResult.SUBMIT
             assert command is not None
-            await self.env_step(env, command)
+            if (await self.env_step(env, command))[0] is StepStatus.TERMINATED:
+                return SWERolloutResult.SUBMIT
 
 
 class TraceRuntimeBuilder:

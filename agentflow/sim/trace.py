@@ -21,9 +21,9 @@ class TurnTrace:
     output: int
     """Tokens generated, the one that ends the turn included; at least 1."""
     command_s: float = 0.0
-    """Seconds of the command; the last turn has none."""
+    """Seconds of the command; the last turn may have none, 0."""
     observation: int = 0
-    """Tokens rendered behind the turn; the last turn has none."""
+    """Tokens rendered behind the turn; those behind the last one are never seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,12 @@ def config(
     kv_tokens: int | None = None,
     replicas: int = 1,
     containers: int | None = None,
+    starts: int | None = 4,
+    growth: float = 0.01,
 ) -> SimulationConfig:
     """Return a small machine."""
     engine = engine_spec("qwen3-8b-h200-tp1", slots=slots, kv_tokens=kv_tokens, context=600)
-    limits = EnvLimits(containers=containers, starts=4, start_growth=0.01)
+    limits = EnvLimits(containers=containers, starts=starts, start_growth=growth)
     return SimulationConfig(
         engine=engine, replicas=replicas, limits=limits, seed=1, keep_events=True
     )
