@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from agentflow.errors import EngineAdminFailed
-from agentflow.sim.engine_messages import PauseMode
+from agentflow.types import SyncMode
 
 if TYPE_CHECKING:
     import random
@@ -85,17 +85,17 @@ class Disturbances:
 
     async def _sync(self) -> None:
         """Update all engines to the next version, in one mode."""
-        mode = self._rng.choice(list(PauseMode))
+        mode = self._rng.choice(list(SyncMode))
         self.counts[f"weight sync, {mode}"] += 1
         self._version += 1
         self._dispatch.pause_dispatch()
         try:
             async with AsyncExitStack() as stack:
                 for engine in self._engines:
-                    await stack.enter_async_context(engine.weights.paused(mode))
+                    await stack.enter_async_context(engine.paused(mode))
                 await asyncio.sleep(self._rng.uniform(0, 5))
                 for engine in self._engines:
-                    await engine.weights.from_disk("weights", version=self._version)
+                    await engine.update_weights_from_disk("weights", version=self._version)
         except EngineAdminFailed:
             self.counts["weight sync failed"] += 1
         finally:

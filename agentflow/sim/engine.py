@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from agentflow.errors import (
-    ContextFull,
     EngineAdminFailed,
     EngineDied,
     EngineRejected,
@@ -27,22 +25,27 @@ from agentflow.sim.engine_core import EngineCore
 from agentflow.sim.engine_messages import (
     Abort,
     Answered,
+    Continue,
     End,
     Ended,
+    Flush,
+    Pause,
     Started,
     Submit,
+    Update,
 )
-from agentflow.sim.sequence import EngineUse, Sequence
-from agentflow.sim.speech import logprobs_of, speak
-from agentflow.sim.weights import SimulatedWeights
-from agentflow.types import FinishReason, GenerationResult, ModelInfo
+from agentflow.sim.intake import take_in
+from agentflow.sim.sequence import EngineUse
+from agentflow.sim.speech import logprobs_of
+from agentflow.types import FinishReason, GenerationResult, ModelInfo, SyncMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from agentflow.protocols import EventSink, TokenSink
     from agentflow.sim.engine_messages import Answer, Message
     from agentflow.sim.engine_spec import EngineSpec
+    from agentflow.sim.sequence import Sequence
     from agentflow.types import GenerationRequest
 
 
@@ -90,7 +93,8 @@ class SimulatedEngine:
         self._calls: dict[int, asyncio.Future[str | None]] = {}
         self._tickets = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
-        self.weights = SimulatedWeights(self)
+        self._mode: SyncMode | None = None
+        """How it is paused; None while it runs."""
 
     # --- Model --------------------------------------------------------------------------------
 
@@ -108,7 +112,7 @@ class SimulatedEngine:
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
         """Continue `request.input_ids` (see `Model.generate`)."""
         self._check_alive()
-        seq = self._sequence(request)
+        seq = take_in(request, self.spec, said=self._lengths(request))
         if request.rid in self._requests:
             raise EngineRejected(f"duplicate request id {request.rid!r}")
         end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -167,7 +171,7 @@ class SimulatedEngine:
         if not self._alive:
             kept = self._core.version if version is None else version
             self._core = self._new_core(version=kept)
-            self.weights.mode = None
+            self._mode = None
             self._alive = True
             self._events.emit("engine_revived")
 
@@ -175,13 +179,51 @@ class SimulatedEngine:
         """Assert the invariants."""
         self._core.batcher.check()
 
-    # --- admin --------------------------------------------------------------------------------
+    # --- weights: the names of the SGLang client -------------------------------------------------
 
-    async def call(self, make: Callable[[int], Message]) -> None:
-        """Send the message that `make` returns for a ticket, and wait until it took effect.
+    async def pause(self, mode: SyncMode) -> None:
+        """Stop generating. Raises EngineAdminFailed; then it is not paused."""
+        if self._mode is not None:
+            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self._mode}")
+        self._mode = mode
+        try:
+            await self._call(lambda ticket: Pause(ticket=ticket, mode=mode))
+        except BaseException:
+            if self._alive:
+                await self.resume()
+            self._mode = None
+            raise
 
-        Raises EngineAdminFailed when it was refused or the engine is dead.
+    async def resume(self) -> None:
+        """Go on generating. Harmless when not paused. Raises EngineAdminFailed."""
+        await self._call(lambda ticket: Continue(ticket=ticket))
+        self._mode = None
+
+    @asynccontextmanager
+    async def paused(self, mode: SyncMode) -> AsyncIterator[None]:
+        """Pause for the duration of a block, and resume however it ends."""
+        await self.pause(mode)
+        try:
+            yield
+        finally:
+            await self.resume()
+
+    async def update_weights_from_disk(self, path: str, *, version: int) -> None:
+        """Be `version` from then on; waits for running requests unless paused.
+
+        Cached prefixes are flushed, unless paused in place. Raises EngineAdminFailed.
         """
+        if not path:
+            raise EngineAdminFailed("path is empty; it must name a checkpoint")
+        flush = self._mode is not SyncMode.IN_PLACE
+        await self._call(lambda ticket: Update(ticket=ticket, version=version, flush=flush))
+
+    async def flush(self) -> None:
+        """Drop cached prefixes. Raises EngineAdminFailed while requests use them."""
+        await self._call(lambda ticket: Flush(ticket=ticket))
+
+    async def _call(self, make: Callable[[int], Message]) -> None:
+        """Send the message that `make` returns for a ticket, and wait until it took effect."""
         if not self._alive:
             raise EngineAdminFailed(f"{self.spec.name}: the engine is dead")
         ticket = next(self._tickets)
@@ -204,37 +246,6 @@ class SimulatedEngine:
     def _check_alive(self) -> None:
         if not self._alive:
             raise EngineUnreachable(f"{self.spec.name}: the engine is dead")
-
-    def _sequence(self, request: GenerationRequest) -> Sequence:
-        """Check a request as the server would, and decide how long it will be."""
-        spec, length = self.spec, len(request.input_ids)
-        if not length:
-            raise EngineRejected("input_ids is empty; at least one token is needed")
-        low, high = int(np.min(request.input_ids)), int(np.max(request.input_ids))
-        if low < 0 or high >= spec.vocab_size:
-            wrong = low if low < 0 else high
-            raise EngineRejected(f"id {wrong} is outside the vocabulary of {spec.vocab_size}")
-        self._check_context(length, request.sampling.max_new_tokens)
-        budget = request.sampling.max_new_tokens
-        if spec.kv_tokens is not None:
-            budget = min(budget, spec.kv_tokens - 2 - length)
-        if budget < 1:
-            raise EngineRejected(
-                f"{length} tokens and max_new_tokens {request.sampling.max_new_tokens} do not fit: "
-                f"KV memory has {spec.kv_tokens} tokens, and one must be generated"
-            )
-        said = self._lengths(request)
-        output, matched = speak(request, said=said, budget=budget, vocab_size=spec.vocab_size)
-        return Sequence(request=request, budget=budget, output=output, matched=matched)
-
-    def _check_context(self, prompt: int, new: int) -> None:
-        most = self.spec.context_length
-        if prompt >= most:
-            raise ContextFull(f"{prompt} tokens fill the context of {most}")
-        if prompt + new > most:
-            raise EngineRejected(
-                f"{prompt} tokens and max_new_tokens {new} are above the context of {most}"
-            )
 
     def _post(self, message: Message) -> None:
         self._core.post(message, self._now())

@@ -26,13 +26,13 @@ from agentflow.sim.engine_messages import (
     Flush,
     Message,
     Pause,
-    PauseMode,
     Started,
     Submit,
     Update,
 )
 from agentflow.sim.engine_spec import attention_reads
 from agentflow.sim.sequence import EngineUse
+from agentflow.types import SyncMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ class EngineCore:
         self._inbox: deque[Message] = deque()
         self._activity: Activity | None = None
         self._wake_at: float | None = None
-        self._pause: PauseMode | None = None
+        self._pause: SyncMode | None = None
         self._pausing: Pause | None = None
         self._updates: deque[Update] = deque()
         self._answers: list[Answer] = []
@@ -150,11 +150,11 @@ class EngineCore:
 
     def _begin_pause(self, message: Pause) -> None:
         match message.mode:
-            case PauseMode.ABORT:
+            case SyncMode.ABORT:
                 self.batcher.abort("")
-            case PauseMode.RETRACT:
+            case SyncMode.RETRACT:
                 self.batcher.retract_all()
-            case PauseMode.IN_PLACE | PauseMode.DRAIN:
+            case SyncMode.IN_PLACE | SyncMode.DRAIN:
                 pass
             case other:
                 assert_never(other)
@@ -164,7 +164,7 @@ class EngineCore:
         """Let a pause take effect, once what it waits for has ended."""
         pausing = self._pausing
         if pausing is None or (
-            pausing.mode in {PauseMode.ABORT, PauseMode.DRAIN} and self.batcher.busy
+            pausing.mode in {SyncMode.ABORT, SyncMode.DRAIN} and self.batcher.busy
         ):
             return
         self._pause, self._pausing = pausing.mode, None

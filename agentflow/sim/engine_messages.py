@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from agentflow.sim.sequence import Sequence
-
-
-class PauseMode(StrEnum):
-    """How a pause treats what runs; the values are the SGLang client's."""
-
-    ABORT = "abort"
-    """Everything is aborted; the pause holds when the last request has ended."""
-    RETRACT = "retract"
-    """Everything goes back to the queue and its own KV is dropped."""
-    IN_PLACE = "in_place"
-    """Everything stands still with its KV."""
-    DRAIN = "drain"
-    """Everything ends by itself first."""
+    from agentflow.types import SyncMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +35,7 @@ class Pause:
     """Stop generating; new requests are held from now on."""
 
     ticket: int
-    mode: PauseMode
+    mode: SyncMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from agentflow.errors import (
 )
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.engine import SimulatedEngine
-from agentflow.types import FinishReason
+from agentflow.types import FinishReason, SyncMode
 
 
 def run_all(engine: SimulatedEngine, *asked: tuple[object, float]) -> list[Outcome]:
@@ -252,22 +252,22 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _under_pause(mode: str, engine: SimulatedEngine) -> tuple[Outcome, float]:
+async def _under_pause(mode: SyncMode, engine: SimulatedEngine) -> tuple[Outcome, float]:
     """Pause at 9 while `a` runs (steps end at 8.26, 9.48, ..), load version 1, resume at 20."""
     async with asyncio.TaskGroup() as group:
         call = group.create_task(ask(engine, request("a", 10, 6)))
         await asyncio.sleep(9)
-        await engine.weights.pause(mode)
+        await engine.pause(mode)
         paused_at = _now()
-        await engine.weights.from_disk("weights", version=1)
+        await engine.update_weights_from_disk("weights", version=1)
         await asyncio.sleep(20 - _now())
-        await engine.weights.resume()
+        await engine.resume()
     return call.result(), paused_at
 
 
 def test_pause_in_place_stands_still_and_goes_on_under_the_new_weights() -> None:
     """Paused after the step at 9.48 with 3 tokens; three more steps read 13, 14, 15: at 23.72."""
-    outcome, paused_at = run_virtual(_under_pause("in_place", SimulatedEngine(spec())))
+    outcome, paused_at = run_virtual(_under_pause(SyncMode.IN_PLACE, SimulatedEngine(spec())))
     assert paused_at == pytest.approx(9.48)
     assert outcome.at == pytest.approx(20 + 3 * 1.1 + 0.42)
     assert outcome.sink.versions == [0, 0, 0, 1, 1, 1]
@@ -275,7 +275,7 @@ def test_pause_in_place_stands_still_and_goes_on_under_the_new_weights() -> None
 
 def test_pause_retract_prefills_everything_again() -> None:
     """At 20 the 13 tokens are prefilled (2 + 6.5 + .0845), the flush having emptied the cache."""
-    outcome, _ = run_virtual(_under_pause("retract", SimulatedEngine(spec())))
+    outcome, _ = run_virtual(_under_pause(SyncMode.RETRACT, SimulatedEngine(spec())))
     assert outcome.at == pytest.approx(20 + 8.5845 + 2 * 1.1 + 0.14 + 0.15)
     assert outcome.sink.versions == [0, 0, 0, 1, 1, 1]
     assert outcome.retractions == 0
@@ -283,7 +283,7 @@ def test_pause_retract_prefills_everything_again() -> None:
 
 def test_pause_abort_waits_for_the_last_request() -> None:
     """Read at 9.48, one more step: the request ends aborted at 10.71, and so the pause holds."""
-    outcome, paused_at = run_virtual(_under_pause("abort", SimulatedEngine(spec())))
+    outcome, paused_at = run_virtual(_under_pause(SyncMode.ABORT, SimulatedEngine(spec())))
     assert isinstance(outcome.error, GenerationAborted)
     assert outcome.at == paused_at == pytest.approx(10.71)
     assert outcome.sink.versions == [0, 0, 0, 0]
@@ -291,7 +291,7 @@ def test_pause_abort_waits_for_the_last_request() -> None:
 
 def test_pause_drain_lets_the_last_request_end_by_itself() -> None:
     """Six tokens end after steps reading 11 .. 15: 7.05 + 5·1.1 + .65 = 13.2."""
-    outcome, paused_at = run_virtual(_under_pause("drain", SimulatedEngine(spec())))
+    outcome, paused_at = run_virtual(_under_pause(SyncMode.DRAIN, SimulatedEngine(spec())))
     assert outcome.error is None
     assert outcome.at == paused_at == pytest.approx(13.2)
 
@@ -301,11 +301,11 @@ def test_new_requests_are_held_during_a_pause() -> None:
     engine = SimulatedEngine(spec())
 
     async def main() -> Outcome:
-        await engine.weights.pause("retract")
+        await engine.pause(SyncMode.RETRACT)
         async with asyncio.TaskGroup() as group:
             call = group.create_task(ask(engine, request("a", 10, 1), at=1))
             await asyncio.sleep(5)
-            await engine.weights.resume()
+            await engine.resume()
         return call.result()
 
     assert run_virtual(main()).at == pytest.approx(5 + 7.05)
@@ -319,7 +319,7 @@ def test_an_update_without_pause_waits_for_running_requests_and_holds_new_ones()
         async with asyncio.TaskGroup() as group:
             first = group.create_task(ask(engine, request("a", 10, 3)))
             await asyncio.sleep(8)
-            update = group.create_task(engine.weights.from_disk("weights", version=4))
+            update = group.create_task(engine.update_weights_from_disk("weights", version=4))
             second = group.create_task(ask(engine, request("b", 10, 1), at=8.1))
             await update
         return first.result(), second.result()
@@ -339,9 +339,9 @@ def test_a_flush_is_refused_while_requests_stand_still_with_their_kv() -> None:
         async with asyncio.TaskGroup() as group:
             call = group.create_task(ask(engine, request("a", 10, 3)))
             await asyncio.sleep(8)
-            async with engine.weights.paused("in_place"):
+            async with engine.paused(SyncMode.IN_PLACE):
                 with pytest.raises(EngineAdminFailed, match="1 requests use the cache"):
-                    await engine.weights.flush()
+                    await engine.flush()
         return call.result()
 
     assert run_virtual(main()).error is None
