@@ -12,6 +12,7 @@ from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
 from executors.cli import demo, report, running
 from executors.cli.exits import HELP, told_in_one_line
+from executors.cli.simulate import simulate_command
 from executors.session import Rollout
 from executors.versions import versions
 from executors.wiring import select_tasks
@@ -134,6 +135,9 @@ def list_tasks(
     """Check a set of tasks and list it."""
     with told_in_one_line(debug=debug):
         report.print_tasks(select_tasks(AgentflowConfig(tasks=TasksConfig(source=source))))
+
+
+app.command(name="simulate", epilog=HELP)(simulate_command)
 
 
 def main() -> None:
