@@ -148,23 +148,26 @@ class DockerEnv:
                 raise ValueError(f"cannot write files below {where}: {result.text.strip()}")
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a regular file's bytes; see `ContainerEnv.read_file`. Follows no link."""
+        """Return a regular file's bytes; see `ContainerEnv.read_file`.
+
+        Follows no link below the workdir, and outside of it none in the file's place.
+        """
         self._require_alive()
-        target = posixpath.join(self.spec.workdir, path)
+        if "\0" in path:
+            raise ValueError(f"{path!r} holds a NUL byte")
         data = bytearray()
         while len(data) <= max_bytes:
             want = min(CHUNK, max_bytes + 1 - len(data))
-            part = await self._read_part(target, len(data), want)
+            part = await self._read_part(path, len(data), want)
             data += part
             if len(part) < want:
                 return bytes(data)
-        raise ValueError(f"{target}: larger than {max_bytes} bytes")
+        raise ValueError(f"{path}: larger than {max_bytes} bytes")
 
     async def _read_part(self, path: str, offset: int, size: int) -> bytes:
-        if "\0" in path:
-            raise ValueError(f"{path!r} holds a NUL byte")
+        root, below = self._locate(path)
         result = await self.run(
-            (helper.PATH, "get", path, str(offset), str(size)),
+            (helper.PATH, "get", root, below, str(offset), str(size)),
             cwd="/",
             timeout_s=FILE_TIMEOUT_S,
             head_bytes=size,
@@ -174,6 +177,15 @@ class DockerEnv:
         if result.exit_code != 0:
             raise ValueError(result.text.strip() or f"{path}: cannot be read")
         return result.output
+
+    def _locate(self, path: str) -> tuple[str, str]:
+        """Split a path into a folder whose links count and the rest, whose links do not."""
+        whole = posixpath.normpath(posixpath.join(self.spec.workdir, path))
+        workdir = self.spec.workdir.rstrip("/") + "/"
+        if whole.startswith(workdir):
+            return workdir, whole.removeprefix(workdir)
+        folder, name = posixpath.split(whole)
+        return folder, name
 
     def template_vars(self) -> dict[str, Any]:
         """`cwd`, `image` and uname's fields as the container sees them."""

@@ -25,6 +25,7 @@ from agentflow.swe.environment.docker.owner import (
 )
 from agentflow.swe.environment.docker.session import HelperSession, Session
 from agentflow.swe.environment.docker.shell_session import SHELL, ShellSession, pid_1
+from agentflow.swe.environment.docker.side_sessions import SideBySide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,14 @@ class Launcher:
         if shell:
             container.exec_argv = SHELL
             return container, ShellSession(container)
-        return container, HelperSession(container)
+        return container, SideBySide(HelperSession(container), lambda: self._side(name))
+
+    def _side(self, name: str) -> HelperSession:
+        beside = Container(
+            self._engine, name, reconnect_s=self._config.reconnect_s, runner=self._runner
+        )
+        beside.exec_argv = (helper.PATH, "side")
+        return HelperSession(beside, durable=False)
 
     async def launch(self, image: Image, volume: str | None, labels: Mapping[str, str]) -> Launched:
         """Create, start, connect. Raises EnvStartFailed, and then nothing of it stays."""

@@ -7,8 +7,10 @@ nothing about containers: `Host` does, which says whether there is still one to 
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING, Protocol
 
+from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import wire
 from agentflow.swe.environment.docker.errors import ContainerDied, StreamLost
 
@@ -72,12 +74,19 @@ class Session(Protocol):
 
 
 class HelperSession:
-    """The static helper's: frames over an attach to PID 1."""
+    """The static helper's: frames over an attach to PID 1, or over an exec beside it.
+
+    A helper that is not PID 1 is not `durable`: a command can kill it, and then its end is told as
+    a kill, never run again.
+    """
 
     has_helper = True
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, durable: bool = True) -> None:
         self._host = host
+        self._durable = durable
+        self._closed = False
+        self._shared = False
         self._turn = asyncio.Lock()
         self._link: _Link | None = None
         self._number = 0
@@ -99,6 +108,8 @@ class HelperSession:
                 except StreamLost:
                     await self._drop_link()
                     await self._after_loss(attempt)
+                    if not self._durable:
+                        return _killed_with_its_helper(self._number)
             raise ContainerDied("the container runs, but its session does not answer")
 
     async def clear(self) -> None:
@@ -106,13 +117,20 @@ class HelperSession:
         async with self._turn:
             (await self._connected())[0].write(wire.frame(wire.CLEAR))
 
+    def share(self) -> None:
+        """Tell the helper, now or when it answers again, that another one runs beside it."""
+        self._shared = True
+        if self._link is not None:
+            self._link.write(wire.frame(wire.SHARE))
+
     async def keep_for(self, seconds: int) -> None:
         """Set the silence after which the helper leaves."""
         async with self._turn:
             (await self._connected())[0].write(wire.ttl_request(seconds))
 
     async def close(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection for good. Idempotent."""
+        self._closed = True
         await self._drop_link()
 
     # --- inside -------------------------------------------------------------------------------
@@ -133,6 +151,8 @@ class HelperSession:
 
         An engine says "running" for some milliseconds after the end of PID 1.
         """
+        if self._closed:
+            raise EnvDied("the session was closed")
         await asyncio.sleep(LOSS_PAUSE_S * attempt)
         await self._host.ensure_running()
 
@@ -156,6 +176,8 @@ class HelperSession:
             raise
         assert isinstance(hello, wire.Hello)  # noqa: S101  # `expect` let nothing else pass
         self._link = link
+        if self._shared:
+            link.write(wire.frame(wire.SHARE))
         self._number = max(self._number, hello.running, hello.last)
         return link, hello
 
@@ -201,6 +223,20 @@ async def _kill(link: _Link, answer: asyncio.Future[wire.Hello | Ended]) -> None
     await asyncio.wait({answer}, timeout=GRACE_S)
     if answer.done() and not answer.cancelled():
         answer.exception()
+
+
+def _killed_with_its_helper(number: int) -> Ended:
+    return wire.Ended(
+        id=number,
+        wait_status=signal.SIGKILL,
+        flags=wire.EndFlag.KILLED | wire.EndFlag.OOM_UNKNOWN,
+        error=0,
+        total_bytes=0,
+        duration_s=0.0,
+        kill_s=0.0,
+        oom_kills=0,
+        output=b"",
+    )
 
 
 class _Link:

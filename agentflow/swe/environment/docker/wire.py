@@ -18,7 +18,7 @@ PROTOCOL = 1
 END, ESC = b"\xc0", b"\xdb"
 ESC_END, ESC_ESC = b"\xdb\xdc", b"\xdb\xdd"
 
-HELLO, RUN, KILL, CLEAR, LAST, TTL = b"h", b"r", b"k", b"c", b"l", b"t"
+HELLO, RUN, KILL, CLEAR, LAST, SHARE, TTL = b"h", b"r", b"k", b"c", b"l", b"s", b"t"
 _HELLO_REPLY, _END_REPLY = ord("H"), ord("E")
 _END = struct.Struct("<IiBiQQIII")
 _KEEP_BACKGROUND, _BLOB_IS_STDIN, _BLOB_IS_FD3 = 1, 2, 4

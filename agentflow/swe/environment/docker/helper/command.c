@@ -283,6 +283,7 @@ void command_request(char *data, size_t size) {
     switch (data[0]) {
     case REQ_HELLO: hello(); break;
     case REQ_CLEAR: clear(); break;
+    case REQ_SHARE: tree_share(); break;
     case REQ_KILL:
         if (now.pid > 0) end(END_KILLED);
         break;

@@ -3,8 +3,8 @@
 // nothing of the image, so they work whatever the agent did to it.
 //
 // put ROOT: makes ROOT, then takes records of u32 path size, u32 kind, u32 data size, path below
-// ROOT, data. Kind 1 is a new file, 2 more of one. get PATH OFFSET LIMIT: up to LIMIT bytes from
-// OFFSET. Neither follows a link in the file's place.
+// ROOT, data. Kind 1 is a new file, 2 more of one. get ROOT PATH OFFSET LIMIT: up to LIMIT
+// bytes from OFFSET. Neither follows a link below ROOT.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -34,16 +34,19 @@ static int read_exactly(void *p, size_t n) {
     return 1;
 }
 
-// Opens the folder that holds `path`, making what is missing; no link on the way is followed.
-static int open_parent(const char *path, const char **name) {
+// Opens the folder that holds `path` below the current one, making what is missing if `make`; no
+// link on the way is followed.
+static int open_parent(const char *path, const char **name, int make) {
     int at = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (const char *slash; at >= 0 && (slash = strchr(path, '/')); path = slash + 1) {
         char *part = strndup(path, (size_t)(slash - path));
         if (!part) return -1;
-        if (mkdirat(at, part, 0777) && errno != EEXIST) return -1;
+        if (make && mkdirat(at, part, 0777) && errno != EEXIST) return -1;
         int next = openat(at, part, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        int error = errno;
         close(at);
         free(part);
+        errno = error;
         at = next;
     }
     *name = path;
@@ -62,7 +65,7 @@ static int open_new(int folder, const char *name) {
 
 static int open_target(const char *path, uint32_t kind) {
     const char *name;
-    int folder = open_parent(path, &name);
+    int folder = open_parent(path, &name, 1);
     if (folder < 0) return -1;
     int fd = kind == CREATE ? open_new(folder, name)
                             : openat(folder, name, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC);
@@ -110,11 +113,15 @@ static int put(char *root) {
     return 0;
 }
 
-static int get(const char *path, off_t offset, long long limit) {
+static int get(const char *root, const char *path, off_t offset, long long limit) {
     static char part[65536];
     struct stat s;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0) return complain(path, errno == ENOENT || errno == ENOTDIR ? NO_SUCH_FILE : FAILED);
+    const char *name;
+    if (chdir(root)) return complain(root, errno == ENOENT ? NO_SUCH_FILE : FAILED);
+    int folder = open_parent(path, &name, 0);
+    int fd = folder < 0 ? -1
+                        : openat(folder, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0) return complain(path, errno == ENOENT ? NO_SUCH_FILE : FAILED);
     if (fstat(fd, &s) || !S_ISREG(s.st_mode)) {
         dprintf(2, "%s: not a regular file\n", path);
         return NOT_REGULAR;
@@ -137,8 +144,8 @@ static int get(const char *path, off_t offset, long long limit) {
 int files_main(int argc, char **argv) {
     umask(022);
     if (argc == 3 && !strcmp(argv[1], "put")) return put(argv[2]);
-    if (argc == 5 && !strcmp(argv[1], "get"))
-        return get(argv[2], (off_t)atoll(argv[3]), atoll(argv[4]));
-    dprintf(2, "usage: helper serve SECONDS | put ROOT | get PATH OFFSET LIMIT\n");
+    if (argc == 6 && !strcmp(argv[1], "get"))
+        return get(argv[2], argv[3], (off_t)atoll(argv[4]), atoll(argv[5]));
+    dprintf(2, "usage: helper serve SECONDS | put ROOT | get ROOT PATH OFFSET LIMIT\n");
     return EXIT_USAGE;
 }

@@ -1,4 +1,5 @@
 // The session helper: PID 1 of a container, which runs one command at a time and reports its end.
+// For a command beside a running one there is a second helper, started by an exec (`helper side`).
 //
 // Requests come in on stdin and replies leave on stdout as SLIP frames (slip.c). The commands get
 // neither: their stdin is /dev/null or a sealed copy of the caller's bytes, their stdout and stderr
@@ -19,6 +20,7 @@ enum {
     REQ_KILL = 'k',   // end the running command now
     REQ_CLEAR = 'c',  // kill everything but the helper
     REQ_LAST = 'l',   // send the last REP_END again
+    REQ_SHARE = 's',  // from now on a side helper's processes must be spared
     REQ_TTL = 't',    // u32 seconds of silence after which the helper leaves
     REP_HELLO = 'H',  // u32 protocol, u32 running id or 0, u32 last ended id or 0
     REP_END = 'E',    // see end_frame in command.c
@@ -61,6 +63,7 @@ uint64_t output_total(void);
 int tree_reap(pid_t child, int *status);     // reaps the dead; 1 when `child` was among them
 int tree_alive(void);                        // 1 while any other process lives
 void tree_spare_living(void);                // what lives now survives tree_kill(1)
+void tree_share(void);                       // others live here: never kill(-1) but as a last resort
 int tree_kill(int keep_spared, pid_t child, int *status, int *child_dead);  // 0, or 1: survivors
 
 // command.c: the one command.

@@ -2,8 +2,8 @@
 //
 // As PID 1 the helper inherits every orphan, so "any child left" means "anything left". kill(-1)
 // reaches every process at one instant: the kernel signals under the lock that fork needs, and a
-// process with a pending SIGKILL cannot fork. Only where something must be spared are the others
-// looked for one by one, stopped first (which frees no pid slot, so a fork bomb stalls) and killed
+// process with a pending SIGKILL cannot fork. Only where something must be spared (what an earlier
+// command left and may keep, what runs under a side helper) are our own descendants looked for one by one, stopped first (which frees no pid slot, so a fork bomb stalls) and killed
 // when nothing new appears.
 #include <dirent.h>
 #include <fcntl.h>
@@ -22,8 +22,10 @@ enum { MAX_PROCESSES = 8192, PATIENCE_US = 3000000, MAX_STOP_ROUNDS = 200 };
 struct process { pid_t pid, parent; enum { UNKNOWN, DOOMED, SPARED } fate; };
 
 static pid_t spared[MAX_PROCESSES], stopped[MAX_PROCESSES];
-static int spared_count;
+static int spared_count, shared;
 static struct process table[MAX_PROCESSES];
+
+void tree_share(void) { shared = 1; }
 
 int tree_reap(pid_t child, int *status) {
     int found = 0, s;
@@ -137,7 +139,9 @@ static int kill_everything(pid_t child, int *status, int *child_dead) {
 }
 
 int tree_kill(int keep_spared, pid_t child, int *status, int *child_dead) {
-    int left = keep_spared && spared_count ? kill_all_but_spared(child, status, child_dead) : 1;
+    int left = 1;
+    if (!keep_spared) spared_count = 0;
+    if (spared_count || shared) left = kill_all_but_spared(child, status, child_dead);
     if (left) left = kill_everything(child, status, child_dead);
     return left;
 }
