@@ -60,11 +60,20 @@ install() {
 
 start() {
     local found
+    for _ in $(seq 300); do # one that is coming up, or going down after a kill
+        if ! ours_runs || answers "unix://$socket"; then break; fi
+        sleep 0.1
+    done
     if found=$(host); then say "using the engine at $found"; return; fi
     install
     [ "$(id -u)" = 0 ] || die "starting an engine needs root; point DOCKER_HOST at a running one"
     mkdir -p "$dir"
-    rm -f "$pidfile" "$socket"
+    for _ in $(seq 100); do # a killed engine's containerd; a new engine would take it for alive
+        [ -f "$dir/exec/containerd/containerd.pid" ] || break
+        [ -d "/proc/$(cat "$dir/exec/containerd/containerd.pid")" ] || break
+        sleep 0.1
+    done
+    rm -f "$pidfile" "$socket" "$dir/exec/containerd/containerd.pid"
     DOCKER_HOST='' setsid dockerd --data-root "$dir/data" --exec-root "$dir/exec" \
         --pidfile "$pidfile" --host "unix://$socket" --bridge=none --iptables=false \
         --ip6tables=false --ip-forward=false --ip-masq=false --live-restore \

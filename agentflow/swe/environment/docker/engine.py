@@ -6,6 +6,7 @@ answer, `EngineSilent` is none. Makes no decision about episodes.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from dataclasses import dataclass
@@ -51,31 +52,34 @@ class Engine:
         self._timeout_s = timeout_s
         self._runner = runner
         self._client: Any = None
+        self._connecting = asyncio.Lock()
 
     async def call(self, request: Callable[[Any], Any]) -> Any:
         """Run `request(client)` in a thread. Raises EngineRefused or EngineSilent."""
-        return await self._runner.to_thread(self._call, request)
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._runner.to_thread(self._answer, self._connect)
+        client = self._client
+        return await self._runner.to_thread(self._answer, lambda: request(client))
 
-    def _call(self, request: Callable[[Any], Any]) -> Any:
+    def _answer(self, request: Callable[[], Any]) -> Any:
         requests = self._docker.api.client.requests
         errors = self._docker.errors
         try:
-            return request(self._connected())
+            return request()
         except errors.APIError as error:
             message = str(error.explanation or error)
             raise EngineRefused(message, status=error.status_code or 0) from error
         except (requests.exceptions.RequestException, errors.DockerException, OSError) as error:
             raise EngineSilent(f"engine at {self.host}: {error}") from error
 
-    def _connected(self) -> Any:
-        if self._client is None:
-            self._client = self._docker.APIClient(
-                **self._arguments,
-                timeout=self._timeout_s,
-                max_pool_size=CONNECTIONS,
-                version="auto",
-            )
-        return self._client
+    def _connect(self) -> Any:
+        return self._docker.APIClient(
+            **self._arguments,
+            timeout=self._timeout_s,
+            max_pool_size=CONNECTIONS,
+            version="auto",
+        )
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""

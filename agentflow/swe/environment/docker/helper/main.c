@@ -102,8 +102,7 @@ static int wait_ms(void) {
 
 static void check_ttl(uint64_t asked_at_us, int asked_ms) {
     uint64_t t = now_us();
-    if (command_running()) silent_since_us = t;
-    else if (t - asked_at_us > (uint64_t)asked_ms * 1000 + FROZEN_US) silent_since_us = t;
+    if (t - asked_at_us > (uint64_t)asked_ms * 1000 + FROZEN_US) silent_since_us = t;
     else if (t - silent_since_us >= ttl_us) die(EXIT_TTL);
 }
 
@@ -117,12 +116,13 @@ static _Noreturn void serve(void) {
         uint64_t asked_at_us = now_us();
         int ms = wait_ms(), count = poll(watched, (nfds_t)(FIXED + pipe_count), ms);
         if (count < 0) continue;
+        if (command_running()) silent_since_us = now_us();
         if (watched[OUTPUT].revents) command_readable();
         drop_background_output();
         if (watched[SIGNALS].revents) take_signals();
         command_deadline();
         if (watched[REQUESTS].revents) take_requests();
-        if (count == 0) check_ttl(asked_at_us, ms < 0 ? 0 : ms);
+        if (count == 0 && !command_running()) check_ttl(asked_at_us, ms < 0 ? 0 : ms);
     }
 }
 
