@@ -202,6 +202,15 @@ class ActionLevelAgent(Agent, Protocol):
         ...
 
 
+@runtime_checkable
+class EnvAware(Protocol):
+    """An agent whose prompts speak of its environment."""
+
+    def attach(self, env: ContainerEnv) -> None:
+        """Know the environment; called when it has started and when an attempt resumes in it."""
+        ...
+
+
 class AgentBuilder(Protocol):
     """Built once from its section of the configuration: `Builder(subconf)`."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -206,6 +206,9 @@ class ModelInfo:
 
 # --- environments -----------------------------------------------------------------------------
 
+DEFAULT_WORKDIR = "/testbed"
+"""Where SWE-bench's images keep the repository."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
@@ -213,7 +216,7 @@ class ContainerSpec:
 
     image: str = ""
     """Image reference; environments without images ignore it."""
-    workdir: str = "/testbed"
+    workdir: str = DEFAULT_WORKDIR
     """Where the repository stands inside, and commands run unless told otherwise."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of every command."""
@@ -257,6 +260,30 @@ class TerminationClass(StrEnum):
     INFRA_OTHER = "infra_other"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFacts:
+    """What an ended episode did, for reports and ledgers; filled in by the flow."""
+
+    turns: int = 0
+    generated_tokens: int = 0
+    """Tokens of the final attempt that an engine generated (mask 1)."""
+    forked_tokens: int = 0
+    """Generated tokens lost because the history was rewritten."""
+    forks: int = 0
+    generation_s: float = 0.0
+    environment_s: float = 0.0
+    """Starts and commands."""
+    reward_s: float = 0.0
+    submission: str = ""
+    """What the agent printed on submitting."""
+    patch: str | None = None
+    """The change as `git diff` prints it."""
+    verdict: Mapping[str, Any] | None = None
+    """The judge's report."""
+    messages: Sequence[Message] = ()
+    """The whole conversation."""
+
+
 def _no_tokens(dtype: type[np.generic]) -> NDArray[Any]:
     return np.empty(0, dtype=dtype)
 
@@ -275,6 +302,8 @@ class RolloutSample:
     """A validation prompt: sampled and judged, never trained on."""
     attempt: int = 0
     """How often it was started before."""
+    sampling: SamplingParams | None = None
+    """How its turns are sampled; None takes the engine's default."""
     raw_prompt: list[Message] = field(default_factory=list)
     """Messages of the first prompt, kept for a fallback sample."""
     raw_prompt_ids: NDArray[np.int32] = field(default_factory=lambda: _no_tokens(np.int32))
@@ -296,5 +325,8 @@ class RolloutSample:
     termination: TerminationClass | None = None
     partial_agent_data: Any | None = None
     """An aborted episode's state, with which the next attempt goes on."""
+    restarted_tokens: int = 0
+    """Generated tokens of earlier attempts that were thrown away by a clean restart."""
+    facts: EpisodeFacts = field(default_factory=EpisodeFacts)
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Per-sample facts for reports: turns, seconds, patch, messages."""
+    """The trainer's own; carried through untouched."""

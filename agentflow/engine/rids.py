@@ -1,7 +1,8 @@
 """Request ids that SGLang cannot confuse: one for each generation of each attempt of an episode.
 
-SGLang aborts every request whose rid *starts with* the one named, so all rids are equally long: then
-none is a prefix of another. A nonce of this process's life keeps a resumed run from reusing one.
+SGLang aborts every request whose rid *starts with* the one named, so all rids are equally long:
+then none is a prefix of another. A nonce of this process's life keeps a resumed run from reusing
+one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 _MAX_ATTEMPT = 0xFFFF
 _MAX_GENERATION = 0xFFFFFF
+
+
+_PARTS = (12, 16, 4, 6)
 
 
 class RidFactory:
@@ -32,3 +36,9 @@ class RidFactory:
                 f"attempt {attempt} or generation {generation} of {episode} does not fit a rid"
             )
         return f"{self._nonce}-{episode.key}-{attempt:04x}-{generation:06x}"
+
+
+def episode_key(rid: str) -> str | None:
+    """Return the episode's part of a rid; None for a rid that `RidFactory` did not make."""
+    parts = rid.split("-")
+    return parts[1] if tuple(map(len, parts)) == _PARTS else None

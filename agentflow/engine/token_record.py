@@ -11,7 +11,7 @@ growth by half keeps that within twelve with spare capacity, and appending amort
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,14 @@ class TokenRecord:
     def __len__(self) -> int:
         return self._len
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the spare capacity, whose bytes are whatever memory held."""
+        used = {
+            "_ids": self._ids[: self._len].copy(),
+            "_logprobs": self._logprobs[: self._len].copy(),
+        }
+        return {**self.__dict__, **used}
+
     # --- growing ------------------------------------------------------------------------------
 
     def extend_rendered(self, ids: Sequence[int]) -> None:
@@ -62,7 +70,7 @@ class TokenRecord:
             raise ValueError(f"{len(ids)} ids but {len(logprobs)} logprobs; they must pair up")
         if version < 0:
             raise ValueError(f"weight version {version} must not be negative")
-        if self._prompt_len is None:
+        if self._prompt_len is None and len(ids):
             self._prompt_len = self._len
         self._append(ids, logprobs, version)
 

@@ -7,11 +7,17 @@ call goes on from its partial tokens with what is left of its budget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ContextFull
-from agentflow.types import FinishReason, GenerationRequest, GenerationResult
+from agentflow.types import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from agentflow.engine.rids import RidFactory
     from agentflow.engine.token_record import TokenRecord
     from agentflow.protocols import Model
-    from agentflow.types import EpisodeId, Message, SamplingParams
+    from agentflow.types import EpisodeId, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +42,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAccess:
-    """The live parts that episodes on one engine share; never pickled with them."""
+    """An engine and how to chat with it; what episodes share, and never pickled with them."""
 
     engine: Model
     renderer: ChatRenderer
     rids: RidFactory
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Of every episode that does not bring its own."""
 
 
 class TurnModel:
@@ -66,16 +74,22 @@ class TurnModel:
         self._turn_ended = True
         self.rid: str | None = None
         """The request in flight; what an abort must name."""
+        self.turns = 0
+        """Turns begun."""
+        self.generation_s = 0.0
+        """Seconds of the loop's clock spent in requests."""
         self.forks = 0
         """How often somebody rewrote the history, so that the record had to start over."""
         self.forked_tokens = 0
         """Generated tokens lost to forks."""
 
     def bind(self, access: EngineAccess, *, attempt: int) -> None:
-        """Attach live parts for a new attempt (after an abort, on another engine, unpickled)."""
+        """Attach live parts for a new attempt (after an abort, on another engine, unpickled).
+
+        Requests are counted on, so that no rid is used twice even within one attempt.
+        """
         self._access = access
         self._attempt = attempt
-        self._requests = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_access": None, "rid": None}
@@ -83,12 +97,14 @@ class TurnModel:
     async def generate(self, messages: Sequence[Message]) -> Turn:
         """Generate the assistant's answer to `messages`, or finish the turn that was aborted.
 
-        Raises GenerationAborted (call again to go on), ContextFull, or another EngineError.
+        Raises GenerationAborted (call again to go on), ContextFull, or another EngineError. Other
+        messages than those of the turn that is open are a fork, like any rewritten history.
         """
         access = self._bound()
-        if self._turn_start is None:
+        if self._turn_start is None or [_content(m) for m in messages] != self._rendered:
             self._render(messages, access.renderer)
             self._turn_start = len(self._record)
+            self.turns += 1
         result = await self._finish_turn(access, self._turn_start)
         return self._close_turn(result, self._turn_start, access.renderer)
 
@@ -96,7 +112,8 @@ class TurnModel:
 
     def _render(self, messages: Sequence[Message], renderer: ChatRenderer) -> None:
         known = len(self._rendered)
-        if [_content(m) for m in messages[:known]] != self._rendered:
+        turn_lost = self._turn_start is not None
+        if turn_lost or [_content(m) for m in messages[:known]] != self._rendered:
             self._fork()
             known = 0
         if known:
@@ -111,6 +128,7 @@ class TurnModel:
         self.forked_tokens += self._record.generated
         self._record.truncate(0)
         self._rendered.clear()
+        self._turn_start = None
 
     # --- generating ---------------------------------------------------------------------------
 
@@ -133,11 +151,14 @@ class TurnModel:
         rid = access.rids.make(self._episode, attempt=self._attempt, generation=self._requests)
         self._requests += 1
         request = GenerationRequest(rid=rid, input_ids=self._record.ids, sampling=sampling)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         self.rid = rid
         try:
             return await access.engine.generate(request, self._record)
         finally:
             self.rid = None
+            self.generation_s += clock() - began
 
     def _close_turn(self, result: GenerationResult, start: int, renderer: ChatRenderer) -> Turn:
         ids = self._record.ids[start:].tolist()

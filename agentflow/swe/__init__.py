@@ -1,1 +1,74 @@
-"""swe."""
+"""Software-engineering episodes: an agent, an environment and a runtime make one flow.
+
+    agent        turns generations into commands          BUILTIN_PROVIDERS["agent"]
+    environment  where the commands run                   BUILTIN_PROVIDERS["environment"]
+    runtime      bootstraps the task, judges the patch    BUILTIN_PROVIDERS["runtime"]
+
+A provider's name is one of these, or a user's own `package.module:Builder`. Nothing is imported
+before it is named.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agentflow.errors import ConfigError
+from agentflow.registry import import_any, plugin_boundary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agentflow.engine.turns import EngineAccess
+    from agentflow.protocols import AgentFlow, EventSink, Runner
+    from agentflow.swe.sample import SWESample
+
+BUILTIN_PROVIDERS: dict[str, dict[str, str]] = {
+    "agent": {
+        "minisweagent": ".swe.agent.mini:MiniSWEAgentBuilder",
+        "action_level_minisweagent": ".swe.agent.action_level:ActionLevelMiniSWEAgentBuilder",
+    },
+    "environment": {"local": ".swe.environment.local:LocalEnvBuilder"},
+    "runtime": {"swe": ".swe.runtime.pytest_runtime:PytestRuntimeBuilder"},
+}
+"""Section → provider name → `module:Builder`; a leading dot means the package agentflow."""
+
+
+def agentflow(
+    config: Mapping[str, Any],
+    model: EngineAccess,
+    *,
+    runner: Runner | None = None,
+    events: EventSink | None = None,
+    on_turn: Callable[[SWESample], None] | None = None,
+) -> AgentFlow:
+    """Build a trajectory-level SWEAgentFlow.
+
+    `config` has the sections `agent`, `environment` and `runtime`, each a mapping with a `name` and
+    that provider's own keys, and optionally `python_path`. `model` is the engine as episodes reach
+    it; `on_turn` sees the sample after every step. Raises
+    ConfigError naming the section, the provider and the cause.
+    """
+    from agentflow.swe.flow import SWEAgentFlow  # noqa: PLC0415  # providers load when named
+
+    agent, env, runtime = (build_provider(config, section) for section in BUILTIN_PROVIDERS)
+    return SWEAgentFlow(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
+
+
+def build_provider(config: Mapping[str, Any], section: str) -> Any:
+    """Make the builder that the section `section` of a flow's configuration describes."""
+    cls = import_provider(config, section)
+    with plugin_boundary(f"{section} {config[section]['name']!r}"):
+        return cls(config[section])
+
+
+def import_provider(config: Mapping[str, Any], section: str) -> Any:
+    """Import, without building it, the builder class that a section names."""
+    subconf = config.get(section)
+    if not isinstance(subconf, dict) or not isinstance(subconf.get("name"), str):
+        raise ConfigError(f"{section}: {subconf!r} must be a mapping with a `name`")
+    return import_any(
+        subconf["name"],
+        builtin=BUILTIN_PROVIDERS[section],
+        path=config.get("python_path"),
+        kind=section,
+    )

@@ -59,14 +59,10 @@ class SWERollout:
     """The judge's report: which tests passed and which did not."""
     state: PartialRolloutState | None = None
     """Where the state machine stands; what an aborted episode resumes from."""
-    generation_s: float = 0.0
-    """Seconds spent in generations."""
     environment_s: float = 0.0
     """Seconds spent starting environments and running commands."""
     reward_s: float = 0.0
     """Seconds spent judging."""
-    turns: int = 0
-    """Generations begun."""
 
 
 @dataclass(slots=True, kw_only=True)

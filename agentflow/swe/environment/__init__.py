@@ -1,1 +1,6 @@
-"""environment."""
+"""Where an episode's commands run: on this machine, sandboxed by bubblewrap where present."""
+
+from agentflow.swe.environment.local import LocalEnv, LocalEnvBuilder
+from agentflow.swe.environment.local_config import LocalEnvConfig, SandboxChoice
+
+__all__ = ["LocalEnv", "LocalEnvBuilder", "LocalEnvConfig", "SandboxChoice"]

@@ -1,0 +1,45 @@
+"""The one error boundary, and work that cancellation may not cut short."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agentflow.errors import AgentflowError, EpisodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+T = TypeVar("T")
+
+
+@contextmanager
+def boundary(error: type[EpisodeError]) -> Iterator[None]:
+    """Name what escapes from a plug-in or the outside world; agentflow's own errors pass.
+
+    This is the only place that catches `Exception`: whatever a part outside our control raises
+    ends its episode as `error`, with the original as its cause.
+    """
+    try:
+        yield
+    except AgentflowError:
+        raise
+    except Exception as exc:
+        raise error(f"{type(exc).__name__}: {exc}") from exc
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end even when cancelled meanwhile, also repeatedly; then raise that."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise cancelled from failure
+        raise cancelled
+    return task.result()

@@ -1,0 +1,132 @@
+"""The configuration of a run: every section, every key, with its meaning and unit.
+
+Owns names, types, defaults and ranges. Where the values come from, and how a problem is told, is
+`config_loading`'s; a provider's own keys inside `flow` are the provider's `config_class`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+from agentflow.types import SamplingParams
+
+StrList = Annotated[tuple[str, ...], Strict(strict=False)]
+"""A YAML list of strings."""
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, types are not guessed, values are fixed."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+
+
+class RunConfig(Section):
+    """What this run is and where it is kept."""
+
+    out: str | None = Field(default=None, min_length=1)
+    """The run directory; must be new or empty."""
+    seed: int = Field(default=0, ge=0)
+    """Everything random in the run derives from it."""
+    n: int = Field(default=1, ge=1)
+    """Episodes per task: the replicas of one GRPO group."""
+    tag: str = ""
+    """A word of yours that run.json repeats."""
+
+
+class TasksConfig(Section):
+    """Which tasks are rolled out."""
+
+    source: str | None = Field(default=None, min_length=1)
+    """`bundled`, `pypi`, or a file of SWE-bench rows (JSON or JSON lines)."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most this many, the first ones."""
+    only: StrList = ()
+    """These instance ids alone."""
+
+
+class EngineConfig(Section):
+    """What generates tokens."""
+
+    url: str | None = Field(default=None, min_length=1)
+    """`http://host:port` of an SGLang server, or `scripted:oracle`, `scripted:noop`,
+    `scripted:noisy:SEED`, `scripted:RUN_DIR`."""
+    model: str | None = None
+    """Folder with the model's tokenizer and chat template; None takes the bundled ones."""
+    api_key_env: str | None = Field(default=None, min_length=1)
+    """Name of the environment variable that holds the server's key."""
+    ca_file: str | None = None
+    """PEM bundle to trust for https; None trusts the system's."""
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Rows of the embedding; None reads it from the server's model folder."""
+    connect_timeout_s: float = Field(default=10.0, gt=0)
+    """Until the server has accepted a connection."""
+    first_token_timeout_s: float = Field(default=600.0, gt=0)
+    """From sending a request to its first token: queueing and prefill."""
+    silence_timeout_s: float = Field(default=120.0, gt=0)
+    """Until a stream that has begun and sends nothing counts as dead."""
+
+
+class SamplingConfig(Section):
+    """How one turn is sampled; the names are SGLang's."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    """-1 keeps the whole vocabulary."""
+    max_new_tokens: int = Field(default=2048, ge=1)
+    """Budget of one turn, in tokens."""
+    stop: StrList = ()
+    stop_token_ids: Annotated[tuple[int, ...], Strict(strict=False)] = ()
+    seed: int | None = None
+    """`sampling_seed`, where the engine samples deterministically."""
+
+    def params(self) -> SamplingParams:
+        """Give the same values as the record that engines take."""
+        return SamplingParams(**self.model_dump())
+
+
+class RolloutConfig(Section):
+    """How many episodes run, and by which executor."""
+
+    enable_action_level_scheduling: Literal[False] = False
+    """Only trajectory-level scheduling exists in this version."""
+    max_concurrency: int = Field(default=4, ge=1)
+    """Episodes that are live at once."""
+    stop_grace_s: float = Field(default=20.0, ge=0)
+    """After Ctrl-C, how long episodes may take to let go of their environments."""
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"name": name}
+
+
+class FlowConfig(Section):
+    """The flow, and the providers it is put together from."""
+
+    name: str = "swe"
+    """A built-in flow, or `package.module:function`, or `path/file.py:function`."""
+    python_path: StrList = ()
+    """Folders in which your own flow and providers are looked for, before all others."""
+    agent: dict[str, Any] = Field(default_factory=lambda: _named("minisweagent"))
+    """`name`, and that agent's own keys."""
+    environment: dict[str, Any] = Field(default_factory=lambda: _named("local"))
+    """`name`, and that environment's own keys."""
+    runtime: dict[str, Any] = Field(default_factory=lambda: _named("swe"))
+    """`name`, and that runtime's own keys."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Free keys for a flow of your own; the built-in ones take none."""
+
+
+class AgentflowConfig(Section):
+    """A whole configuration file."""
+
+    run: RunConfig = RunConfig()
+    tasks: TasksConfig = TasksConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    flow: FlowConfig = FlowConfig()

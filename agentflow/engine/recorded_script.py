@@ -1,0 +1,169 @@
+"""RecordedScript: a finished run, played back to the same ids, log-probabilities and versions.
+
+Reads the `tokens/<episode key>.npz` files of a run directory, one an episode. An episode is found
+by the key in its rid, and where the rid has none or the run did not record it, by its first prompt.
+What is asked must be what was recorded, up to the first generated id that is still to come: any
+other prompt is refused with the position at which it differs.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from agentflow.engine.conversation import episode_of
+from agentflow.engine.scripted import Continuation
+from agentflow.errors import ConfigError, EngineRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from agentflow.types import GenerationRequest
+
+TOKENS_FOLDER: Final = "tokens"
+
+_CACHED_EPISODES: Final = 256
+"""Records kept in memory: as many as run at once on one engine, about 1 MB each at the most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTokens:
+    """One episode's tokens; the arrays of its npz file, which bear these names."""
+
+    prompts: NDArray[np.int32]
+    """Shape (p,): ids sent for the first generation."""
+    responses: NDArray[np.int32]
+    """Shape (r,): ids that came after."""
+    response_mask: NDArray[np.int8]
+    """Shape (r,): 1 where generated."""
+    rollout_log_prob: NDArray[np.float32]
+    """Shape (r,): nats."""
+    weight_versions: NDArray[np.int32]
+    """Shape (r,): -1 where not generated."""
+
+    def __post_init__(self) -> None:
+        for name in ("response_mask", "rollout_log_prob", "weight_versions"):
+            found = len(getattr(self, name))
+            if found != len(self.responses):
+                raise ValueError(f"{name} has {found} entries, responses {len(self.responses)}")
+
+
+def tokens_path(run_dir: Path, key: str) -> Path:
+    """Return where the tokens of the episode with this `EpisodeId.key` stand in a run directory."""
+    return run_dir / TOKENS_FOLDER / f"{key}.npz"
+
+
+def read_tokens(path: Path) -> RecordedTokens:
+    """Read one episode's tokens. Raises ConfigError when the file is not what it should be."""
+    fields = RecordedTokens.__dataclass_fields__
+    try:
+        # numpy leaves a file that it opened itself open when the archive is damaged.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return RecordedTokens(**{name: arrays[name] for name in fields})
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{path} is no record of an episode's tokens ({error}); it must be an npz file with "
+            f"the arrays {', '.join(fields)}"
+        ) from None
+
+
+class RecordedScript:
+    """Plays the episodes of one run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Raises ConfigError when the directory holds no recorded tokens."""
+        self._run_dir = run_dir
+        files = sorted((run_dir / TOKENS_FOLDER).glob("*.npz"))
+        self._keys = dict.fromkeys(path.stem for path in files)
+        if not self._keys:
+            raise ConfigError(
+                f"run directory {str(run_dir)!r} has no {TOKENS_FOLDER}/*.npz to play back"
+            )
+        self._cache: OrderedDict[str, RecordedTokens] = OrderedDict()
+        self._by_prompt: dict[bytes, list[str]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Return `scripted:` and the run directory."""
+        return f"scripted:{self._run_dir}"
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """None: a recorded turn ends where it ended."""
+        return ()
+
+    def continuation(self, request: GenerationRequest) -> Continuation:
+        """Return what was generated next in the recorded episode."""
+        key = episode_of(request.rid)
+        if key in self._keys:
+            return self._play(key, request)
+        refusal: EngineRejected | None = None
+        for candidate in self._with_same_prompt(request.input_ids):
+            try:
+                return self._play(candidate, request)
+            except EngineRejected as error:
+                refusal = refusal or error
+        raise refusal or EngineRejected(
+            f"request {request.rid}: {self._run_dir} recorded neither this episode nor one that "
+            "began with this prompt"
+        )
+
+    def _play(self, key: str, request: GenerationRequest) -> Continuation:
+        tokens = self._tokens(key)
+        _check_prompt(tokens, request, where=str(tokens_path(self._run_dir, key)))
+        start = len(request.input_ids) - len(tokens.prompts)
+        rendered = np.flatnonzero(tokens.response_mask[start:] == 0)
+        end = start + int(rendered[0]) if len(rendered) else len(tokens.responses)
+        return Continuation(
+            ids=tokens.responses[start:end].tolist(),
+            logprobs=tokens.rollout_log_prob[start:end].tolist(),
+            versions=tokens.weight_versions[start:end].tolist(),
+        )
+
+    # --- finding ------------------------------------------------------------------------------
+
+    def _tokens(self, key: str) -> RecordedTokens:
+        if key not in self._cache:
+            self._cache[key] = read_tokens(tokens_path(self._run_dir, key))
+            if len(self._cache) > _CACHED_EPISODES:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
+        return self._cache[key]
+
+    def _with_same_prompt(self, ids: NDArray[np.int32]) -> Iterator[str]:
+        if self._by_prompt is None:
+            self._by_prompt = {}
+            for key in self._keys:
+                prompt = self._tokens(key).prompts.astype(np.int32).tobytes()
+                self._by_prompt.setdefault(prompt, []).append(key)
+        asked = ids.astype(np.int32).tobytes()
+        for prompt, keys in self._by_prompt.items():
+            if asked.startswith(prompt):
+                yield from keys
+
+
+def _check_prompt(tokens: RecordedTokens, request: GenerationRequest, *, where: str) -> None:
+    """Refuse what is not a beginning of the record with a generated id next."""
+    recorded = np.concatenate([tokens.prompts, tokens.responses])
+    asked = request.input_ids
+    shared = min(len(recorded), len(asked))
+    differ = np.flatnonzero(recorded[:shared] != asked[:shared])
+    if len(differ):
+        at = int(differ[0])
+        raise EngineRejected(
+            f"request {request.rid} is not what {where} recorded: at position {at} the prompt has "
+            f"id {int(asked[at])}, the record {int(recorded[at])}"
+        )
+    start = len(asked) - len(tokens.prompts)
+    if not 0 <= start < len(tokens.responses) or not tokens.response_mask[start]:
+        raise EngineRejected(
+            f"request {request.rid} is not what {where} recorded: nothing was generated at "
+            f"position {len(asked)} of its {len(recorded)} tokens"
+        )

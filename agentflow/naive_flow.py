@@ -1,0 +1,91 @@
+"""NaiveFlow: one episode driven to its end, one step after the other.
+
+The plain state machine: each step's status picks the next one, and only TERMINATED or ABORTED end
+the loop. It schedules nothing; the action-level flow drives the same steps from queues.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from agentflow.aio import shielded
+from agentflow.errors import EpisodeError, RolloutGenerationAborted
+from agentflow.fallback import make_fallback
+from agentflow.types import Cause, PartialRolloutState, RolloutSample, StepStatus
+
+if TYPE_CHECKING:
+    from agentflow.protocols import AgentFlow
+    from agentflow.swe.sample import SWESample
+    from agentflow.types import Ending
+
+
+class NaiveFlow:
+    """Runs trajectories through the steps of an `AgentFlow`."""
+
+    def __init__(self, flow: AgentFlow) -> None:
+        self._flow = flow
+
+    async def __call__(self, dc_sample: RolloutSample) -> RolloutSample:
+        """Roll out one sample and fill it in; a failed episode comes back with its `ending`.
+
+        Raises RolloutGenerationAborted, with `partial_agent_data` set, when the episode was
+        interrupted and can go on.
+        """
+        try:
+            sample = await self._flow.preprocess(dc_sample)
+        except EpisodeError as exc:
+            make_fallback(dc_sample, exc.ending())
+            return dc_sample
+        state: PartialRolloutState | None = None
+        try:
+            state = await self._run_state_machine(sample)
+        finally:
+            if state is None:  # cancelled, or a bug: what was started must not stay behind
+                await shielded(self._flow.on_abort(sample, _CANCELLED))
+        if state.status is StepStatus.ABORTED:
+            await self._aborted(sample, state, dc_sample)
+        else:
+            await self._ended(sample, state, dc_sample)
+        return dc_sample
+
+    async def _run_state_machine(self, sample: SWESample) -> PartialRolloutState:
+        state = sample.m.rollout.state
+        while True:
+            match state.status if state is not None else StepStatus.NEEDS_GENERATION:
+                case StepStatus.NEEDS_GENERATION:
+                    state = await self._flow.run_generation_step(sample, state)
+                case StepStatus.NEEDS_ENV_STEP:
+                    assert state is not None
+                    state = await self._flow.run_env_step(sample, state)
+                case StepStatus.TERMINATED | StepStatus.ABORTED:
+                    assert state is not None
+                    return state
+                case other:
+                    assert_never(other)
+
+    async def _ended(
+        self, sample: SWESample, state: PartialRolloutState, dc_sample: RolloutSample
+    ) -> None:
+        await shielded(self._flow.finalize(sample, state))
+        await self._flow.reward(sample)
+        await self._flow.project_to_dc_sample(sample, dc_sample)
+
+    async def _aborted(
+        self, sample: SWESample, state: PartialRolloutState, dc_sample: RolloutSample
+    ) -> None:
+        await shielded(self._flow.on_abort(sample, state))
+        if _resumable(state.ending):
+            self._save_partial_agent_data(sample, dc_sample)
+            raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
+        await self._flow.project_to_dc_sample(sample, dc_sample)
+
+    def _save_partial_agent_data(self, sample: SWESample, dc_sample: RolloutSample) -> None:
+        dc_sample.partial_agent_data = sample
+        dc_sample.attempt += 1
+
+
+_CANCELLED = PartialRolloutState(status=StepStatus.ABORTED)
+
+
+def _resumable(ending: Ending | None) -> bool:
+    return ending is not None and ending.cause is Cause.WEIGHT_SYNC

@@ -1,0 +1,173 @@
+"""LocalEnvBuilder: environments on this machine, without a container engine.
+
+A builder owns a run directory and one supervisor process; its environments live in the one and
+run their commands through the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agentflow.errors import CommandFailed, ConfigError, EnvDied, EnvStartFailed
+from agentflow.runner import AsyncioRunner
+from agentflow.swe.environment.local_config import LocalEnvConfig, SandboxChoice
+from agentflow.swe.environment.local_env import LocalEnv
+from agentflow.swe.environment.sandbox import (
+    Bubblewrap,
+    Layout,
+    NoSandbox,
+    Sandbox,
+    find_program,
+)
+from agentflow.swe.environment.scratch import PREFIX, RunDirectory, default_scratch
+from agentflow.swe.environment.supervision import Supervision
+from agentflow.types import ContainerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from agentflow.protocols import Runner
+
+__all__ = ["LocalEnv", "LocalEnvBuilder"]
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+"""For the command that shows that an environment works; it takes 20 ms on an idle machine."""
+
+
+class LocalEnvBuilder:
+    """Starts environments; `close` removes all that is left of them."""
+
+    def __init__(self, subconf: Mapping[str, Any], *, runner: Runner | None = None) -> None:
+        self._config = LocalEnvConfig.parse(subconf)
+        self._own_runner = AsyncioRunner()  # has no thread before it is used
+        self._runner = self._own_runner if runner is None else runner
+        self._supervision = Supervision(self._runner)
+        self._lock = asyncio.Lock()
+        self._sandbox: Sandbox | None = None
+        self._run: RunDirectory | None = None
+        self._serial = itertools.count(1)
+
+    async def start(self, spec: ContainerSpec) -> LocalEnv:
+        """Bring an environment up and run a command in it.
+
+        Raises EnvStartFailed; ConfigError for a limit that cannot be kept here.
+        """
+        async with self._lock:
+            run = await self._run_directory()
+            sandbox = await self._choose_sandbox(run)
+        if (refusal := sandbox.refusal(spec.workdir)) is not None:
+            raise EnvStartFailed(f"workdir {spec.workdir!r}: {refusal}")
+        env = self._env(sandbox, run, spec, ident=f"env-{next(self._serial)}")
+        await self._bring_up(env)
+        return env
+
+    async def close(self) -> None:
+        """End the supervisor and remove the run directory. Idempotent."""
+        async with self._lock:
+            await self._supervision.close()
+            if self._run is not None:
+                run, self._run = self._run, None
+                await self._runner.to_thread(run.remove)
+        self._own_runner.close()
+
+    async def _run_directory(self) -> RunDirectory:
+        if self._run is None:
+            scratch = self._config.scratch_dir or default_scratch()
+            with _start_failures_named(scratch):
+                self._run = await self._runner.to_thread(RunDirectory.create, scratch)
+        return self._run
+
+    def _env(
+        self, sandbox: Sandbox, run: RunDirectory, spec: ContainerSpec, *, ident: str
+    ) -> LocalEnv:
+        return LocalEnv(
+            name=f"{self._config.name}-{run.path.name.removeprefix(PREFIX)}-{ident}",
+            config=self._config,
+            layout=Layout(root=run.path / ident, workdir=spec.workdir.rstrip("/") or "/"),
+            sandbox=sandbox,
+            variables={**self._config.env, **spec.env},
+            supervision=self._supervision,
+            runner=self._runner,
+        )
+
+    async def _bring_up(self, env: LocalEnv) -> None:
+        """Make its directories and run a command. Leaves nothing when it raises."""
+        try:
+            with _start_failures_named(env.root):
+                await env.create()
+            await env.execute("true", timeout_s=START_TIMEOUT_S, check=True)
+        except (EnvDied, CommandFailed) as error:
+            await env.stop()
+            raise EnvStartFailed(f"{env.name}: {error}") from error
+        except BaseException:
+            await env.stop()
+            raise
+
+    async def _choose_sandbox(self, run: RunDirectory) -> Sandbox:
+        """Try bubblewrap once, by running it; warn once where there is none."""
+        if self._sandbox is None:
+            choice = self._config.sandbox
+            fault = "it was configured so"
+            if choice is not SandboxChoice.NONE:
+                self._sandbox, fault = await self._try_bubblewrap(run)
+            if self._sandbox is None and choice is SandboxChoice.BUBBLEWRAP:
+                raise EnvStartFailed(f"sandbox: bubblewrap: {fault}")
+            if self._sandbox is None:
+                self._sandbox = self._no_sandbox(fault)
+        return self._sandbox
+
+    def _no_sandbox(self, fault: str) -> Sandbox:
+        if self._config.pids_limit is not None:
+            raise ConfigError("pids_limit: needs bubblewrap; leave it out or use containers")
+        log.warning(
+            "commands run WITHOUT A SANDBOX (%s): they can do to this machine whatever this user "
+            "can, the network included. Install bubblewrap, or use containers.",
+            fault,
+        )
+        return NoSandbox(bash=_bash())
+
+    async def _try_bubblewrap(self, run: RunDirectory) -> tuple[Sandbox | None, str]:
+        if (bwrap := find_program("bwrap")) is None:
+            return None, "bwrap is not installed (Debian: apt-get install bubblewrap)"
+        if self._config.pids_limit is not None and os.getuid() == 0:
+            raise ConfigError("pids_limit: Linux does not limit root; use another user")
+        sandbox = Bubblewrap(
+            bwrap=bwrap,
+            bash=_bash(),
+            network=self._config.network,
+            pids_limit=self._config.pids_limit,
+            shown=self._config.read_only_paths,
+            hidden=(*self._config.hidden_paths, run.path.parent),
+        )
+        probe = self._env(sandbox, run, ContainerSpec(), ident="probe")
+        try:
+            await self._bring_up(probe)
+        except EnvStartFailed as error:
+            return None, str(error)
+        await probe.stop()
+        return sandbox, ""
+
+
+@contextmanager
+def _start_failures_named(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvStartFailed(
+            f"scratch directory {directory}: {error.strerror or error}; it must be writable and "
+            "have room"
+        ) from error
+
+
+def _bash() -> str:
+    if (bash := find_program("bash")) is None:
+        raise EnvStartFailed("bash: not found in PATH")
+    return bash

@@ -1,0 +1,343 @@
+"""SWEAgentFlow: the steps of a software-engineering episode.
+
+Owns the live environment of every episode in progress, from its start to `finalize` or `on_abort`;
+an environment outlives an interruption and is found again by the episode's identity. Expected
+failures become the state's `ending` here; anything else is a bug and propagates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentflow.aio import boundary, shielded
+from agentflow.engine.turns import TurnModel
+from agentflow.errors import (
+    BootstrapFailed,
+    DiffFailed,
+    EnvStartFailed,
+    EpisodeError,
+    EvalFailed,
+    GenerationAborted,
+    PreprocessFailed,
+)
+from agentflow.observe.events import NullEvents
+from agentflow.protocols import ActionLevelAgent, EnvAware
+from agentflow.runner import AsyncioRunner
+from agentflow.swe.sample import SWEData, SWEMeta, SWESample
+from agentflow.types import (
+    DEFAULT_WORKDIR,
+    Blame,
+    Cause,
+    ContainerSpec,
+    Ending,
+    EpisodeFacts,
+    PartialRolloutState,
+    StepStatus,
+    SWERolloutResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from agentflow.engine.turns import EngineAccess
+    from agentflow.protocols import (
+        AgentBuilder,
+        ContainerEnv,
+        ContainerEnvBuilder,
+        EventSink,
+        Runner,
+        Runtime,
+        RuntimeBuilder,
+    )
+    from agentflow.types import EpisodeId, RolloutSample
+
+
+class SWEAgentFlow:
+    """The steps of an episode: generate, act, finalize, reward, project (`AgentFlow`)."""
+
+    def __init__(
+        self,
+        agent: AgentBuilder,
+        env: ContainerEnvBuilder,
+        runtime: RuntimeBuilder,
+        model: EngineAccess,
+        *,
+        runner: Runner | None = None,
+        events: EventSink | None = None,
+        on_turn: Callable[[SWESample], None] | None = None,
+    ) -> None:
+        """`on_turn` sees the sample after every step, to save its trajectory."""
+        self.agent = agent
+        self.env = env
+        self.runtime = runtime
+        self.model = model
+        self._runner = runner if runner is not None else AsyncioRunner()
+        self._events = events if events is not None else NullEvents()
+        self._on_turn = on_turn
+        self._envs: dict[EpisodeId, ContainerEnv] = {}
+
+    # --- before -------------------------------------------------------------------------------
+
+    async def preprocess(self, sample: RolloutSample) -> SWESample:
+        """Build agent and runtime off the loop, or bind the partial state of an earlier attempt.
+
+        Raises PreprocessFailed.
+        """
+        partial = sample.partial_agent_data
+        if isinstance(partial, SWESample) and partial.episode in self._envs:
+            sample.partial_agent_data = None
+            return self._resume(partial, sample.attempt)
+        if isinstance(partial, SWESample):  # its environment is gone: only files carry over
+            sample.partial_agent_data = None
+            forked = partial.model.forked_tokens if partial.model is not None else 0
+            sample.restarted_tokens += partial.record.generated + forked
+            self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
+        with boundary(PreprocessFailed):
+            return await self._runner.to_thread(self._build, sample)
+
+    def _resume(self, partial: SWESample, attempt: int) -> SWESample:
+        assert partial.model is not None
+        partial.attempt = attempt
+        partial.model.bind(self.model, attempt=attempt)
+        _attach(partial, self._envs[partial.episode])
+        self._events.emit("resumed", partial.episode, attempt=attempt)
+        return partial
+
+    def _build(self, dc_sample: RolloutSample) -> SWESample:
+        task = dc_sample.task
+        spec = ContainerSpec(
+            image=task.get("image", ""),
+            workdir=task.get("workdir", DEFAULT_WORKDIR),
+            env=task.get("env", {}),
+            labels={"agentflow.episode": dc_sample.episode.key},
+        )
+        sample = SWESample(
+            episode=dc_sample.episode,
+            m=SWEMeta(data=SWEData(task=task, container_args=spec)),
+            attempt=dc_sample.attempt,
+            validate=dc_sample.validate,
+        )
+        sample.model = TurnModel(
+            episode=sample.episode,
+            record=sample.record,
+            sampling=dc_sample.sampling or self.model.sampling,
+            access=self.model,
+            attempt=sample.attempt,
+        )
+        sample.m.runtime = self.runtime.build(sample)
+        sample.m.agent = self.agent.build(sample)
+        return sample
+
+    # --- steps --------------------------------------------------------------------------------
+
+    async def run_generation_step(
+        self, sample: SWESample, state: PartialRolloutState | None
+    ) -> PartialRolloutState:
+        """Start the environment if there is none, then generate one turn."""
+        return await self._step(sample, state, self._generate(sample))
+
+    async def run_env_step(
+        self, sample: SWESample, state: PartialRolloutState
+    ) -> PartialRolloutState:
+        """Run the pending command."""
+        return await self._step(sample, state, self._act(sample, state))
+
+    async def _step(
+        self,
+        sample: SWESample,
+        state: PartialRolloutState | None,
+        action: Awaitable[PartialRolloutState],
+    ) -> PartialRolloutState:
+        rollout = sample.m.rollout
+        try:
+            new = await action
+        except GenerationAborted as exc:
+            rollout.state = state
+            ending = Ending(cause=Cause.WEIGHT_SYNC, phase="generation", message=str(exc))
+            return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
+        except EpisodeError as exc:
+            new = self._failed(sample, exc)
+        rollout.state = new
+        if new.ending is not None:
+            rollout.ending = new.ending
+        if self._on_turn is not None:
+            self._on_turn(sample)
+        return new
+
+    def _failed(self, sample: SWESample, exc: EpisodeError) -> PartialRolloutState:
+        ending = exc.ending()
+        if ending.cause.blame is Blame.POLICY:
+            full = ending.cause is Cause.CONTEXT_FULL
+            sample.m.rollout.result = SWERolloutResult.EXCEED if full else SWERolloutResult.FAILURE
+            return PartialRolloutState(status=StepStatus.TERMINATED, ending=ending)
+        self._events.emit("failed", sample.episode, cause=ending.cause, message=ending.message)
+        return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
+
+    async def _generate(self, sample: SWESample) -> PartialRolloutState:
+        env = self._envs.get(sample.episode)
+        if env is None:
+            env = await self._start_env(sample)
+        agent = sample.m.agent
+        assert agent is not None
+        self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
+        if isinstance(agent, ActionLevelAgent):
+            status, command = await agent.generation_step()
+        else:
+            sample.m.rollout.result = await agent.run_episode(env)
+            status, command = StepStatus.TERMINATED, None
+        self._events.emit("generation_ended", sample.episode, status=status)
+        return self._after(sample, status, command)
+
+    async def _act(self, sample: SWESample, state: PartialRolloutState) -> PartialRolloutState:
+        agent, command = sample.m.agent, state.pending_action
+        assert isinstance(agent, ActionLevelAgent)
+        assert command is not None
+        self._events.emit("command_started", sample.episode)
+        status, _ = await agent.env_step(self._envs[sample.episode], command)
+        self._events.emit("command_ended", sample.episode, status=status)
+        return self._after(sample, status, None)
+
+    def _after(
+        self, sample: SWESample, status: StepStatus, command: str | None
+    ) -> PartialRolloutState:
+        ended = status is StepStatus.TERMINATED
+        ending = self._ending(sample) if ended else None
+        return PartialRolloutState(status=status, pending_action=command, ending=ending)
+
+    def _ending(self, sample: SWESample) -> Ending:
+        rollout = sample.m.rollout
+        if rollout.ending is not None:  # the agent knows it more exactly
+            return rollout.ending
+        cause = _CAUSE_OF[rollout.result or SWERolloutResult.FAILURE]
+        return Ending(cause=cause, phase="generation")
+
+    # --- the environment ----------------------------------------------------------------------
+
+    async def _start_env(self, sample: SWESample) -> ContainerEnv:
+        began = self._runner.now()
+        self._events.emit("env_starting", sample.episode)
+        with boundary(EnvStartFailed):
+            env = await self.env.start(sample.m.data.container_args)
+        ready = False
+        try:
+            with boundary(BootstrapFailed):
+                await _runtime(sample).bootstrap(env)
+            ready = True
+        finally:
+            if not ready:
+                await shielded(env.stop())
+        self._envs[sample.episode] = env
+        _attach(sample, env)
+        sample.m.rollout.environment_s += self._runner.now() - began
+        self._events.emit("env_started", sample.episode)
+        return env
+
+    async def _stop_env(self, sample: SWESample) -> None:
+        env = self._envs.pop(sample.episode, None)
+        if env is not None:
+            await shielded(env.stop())
+            self._events.emit("env_stopped", sample.episode)
+
+    # --- after --------------------------------------------------------------------------------
+
+    async def finalize(self, sample: SWESample, state: PartialRolloutState) -> None:
+        """Read the patch out of the environment and remove it."""
+        env = self._envs.get(sample.episode)
+        try:
+            if env is not None and _alive(state.ending):
+                with boundary(DiffFailed):
+                    await _runtime(sample).diff(env)
+        except EpisodeError as exc:
+            sample.m.rollout.ending = exc.ending()
+        finally:
+            await self._stop_env(sample)
+
+    async def on_abort(self, sample: SWESample, state: PartialRolloutState) -> None:
+        """Keep the environment of an interrupted episode for its next attempt; remove others."""
+        if state.ending is not None and state.ending.cause is Cause.WEIGHT_SYNC:
+            self._events.emit("env_detached", sample.episode)
+        else:
+            await self._stop_env(sample)
+
+    async def reward(self, sample: SWESample) -> None:
+        """Judge the patch in a fresh environment, if the agent submitted; else 0."""
+        rollout = sample.m.rollout
+        sample.reward = 0.0
+        if rollout.ending is None or rollout.ending.cause is not Cause.SUBMITTED:
+            return
+        began = self._runner.now()
+        self._events.emit("reward_started", sample.episode)
+        try:
+            await self._judge(sample)
+        except EpisodeError as exc:
+            rollout.ending = Ending(cause=Cause.EVAL_FAILED, phase="eval", message=str(exc))
+            sample.reward = 0.0
+        rollout.reward_s = self._runner.now() - began
+        self._events.emit("reward_ended", sample.episode, reward=sample.reward)
+
+    async def _judge(self, sample: SWESample) -> None:
+        with boundary(EnvStartFailed):
+            env = await self.env.start(sample.m.data.container_args)
+        try:
+            with boundary(EvalFailed):
+                await _runtime(sample).eval(env)
+        finally:
+            await shielded(env.stop())
+
+    async def project_to_dc_sample(self, sample: SWESample, dc_sample: RolloutSample) -> None:
+        """Copy tokens, reward, ending and facts; mask out what the infrastructure caused."""
+        record, rollout, model = sample.record, sample.m.rollout, sample.model
+        assert model is not None
+        dc_sample.prompts = record.prompts.copy()
+        dc_sample.responses = record.responses.copy()
+        dc_sample.response_mask = record.response_mask
+        dc_sample.rollout_log_prob = record.rollout_log_prob.copy()
+        dc_sample.weight_versions = record.weight_versions
+        dc_sample.rewards = float(sample.reward or 0.0)
+        dc_sample.result = rollout.result
+        dc_sample.ending = rollout.ending
+        infra = rollout.ending is None or rollout.ending.cause.blame is Blame.INFRASTRUCTURE
+        dc_sample.remove_sample = infra
+        dc_sample.facts = EpisodeFacts(
+            turns=model.turns,
+            generated_tokens=record.generated,
+            forked_tokens=model.forked_tokens,
+            forks=model.forks,
+            generation_s=model.generation_s,
+            environment_s=rollout.environment_s,
+            reward_s=rollout.reward_s,
+            submission=rollout.submission,
+            patch=rollout.patch,
+            verdict=rollout.verdict,
+            messages=tuple(sample.messages),
+        )
+
+    async def close(self) -> None:
+        """Remove the environments of episodes that were interrupted and never resumed."""
+        for env in list(self._envs.values()):
+            await shielded(env.stop())
+        self._envs.clear()
+        await self.env.close()
+
+
+_CAUSE_OF = {
+    SWERolloutResult.SUBMIT: Cause.SUBMITTED,
+    SWERolloutResult.EXCEED: Cause.STEP_LIMIT,
+    SWERolloutResult.FAILURE: Cause.FORMAT_ERRORS,
+}
+"""For agents that tell only how they left, not why."""
+
+
+def _attach(sample: SWESample, env: ContainerEnv) -> None:
+    if isinstance(sample.m.agent, EnvAware):
+        sample.m.agent.attach(env)
+
+
+def _runtime(sample: SWESample) -> Runtime:
+    assert sample.m.runtime is not None
+    return sample.m.runtime
+
+
+def _alive(ending: Ending | None) -> bool:
+    """Whether the environment can still be asked for its patch."""
+    return ending is None or ending.cause not in {Cause.CONTAINER_KILLED, Cause.ENV_DIED}

@@ -1,0 +1,124 @@
+"""The commands of `agentflow` and their options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agentflow.config import AgentflowConfig, TasksConfig
+from agentflow.config_loading import load_config
+from executors.cli import report, running
+from executors.cli.exits import HELP, told_in_one_line
+from executors.session import Rollout
+from executors.versions import versions
+from executors.wiring import select_tasks
+
+app = typer.Typer(
+    name="agentflow",
+    help=f"Roll out software-engineering agents, action by action.\n\n{HELP}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML file with the whole configuration.")
+]
+TaskSource = Annotated[
+    str | None,
+    typer.Option("--tasks", help="bundled, pypi, or a file of SWE-bench rows (JSON, JSON lines)."),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Set any field, as in sampling.top_p=0.9."),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback
+    if wanted:
+        for name, version in versions().items():
+            typer.echo(f"{name} {version or '(not installed)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show versions."),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+@app.command(epilog=HELP)
+def run(  # noqa: PLR0913  # one parameter an option
+    *,
+    config: ConfigFile = None,
+    tasks: TaskSource = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="http://host:port of an SGLang server, scripted:oracle, scripted:noop,"
+            " scripted:noisy:SEED, or scripted:RUN_DIR to play a run back."
+        ),
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="Environment by name, as local.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Agent by name, as minisweagent.")] = None,
+    out: Annotated[str | None, typer.Option(help="Run directory; must be new or empty.")] = None,
+    n: Annotated[int | None, typer.Option(help="Episodes per task.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Episodes live at once.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most this many tasks.")] = None,
+    assignments: Assignments = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the resolved configuration and the plan; run nothing."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Roll out every task and judge the result."""
+    options: dict[str, tuple[tuple[str, ...], Any]] = {
+        "--tasks": (("tasks", "source"), tasks),
+        "--engine": (("engine", "url"), engine),
+        "--env": (("flow", "environment", "name"), env),
+        "--agent": (("flow", "agent", "name"), agent),
+        "--out": (("run", "out"), out),
+        "--n": (("run", "n"), n),
+        "--concurrency": (("rollout", "max_concurrency"), concurrency),
+        "--seed": (("run", "seed"), seed),
+        "--limit": (("tasks", "limit"), limit),
+    }
+    with told_in_one_line(debug=debug):
+        resolved = load_config(config, options=options, assignments=assignments or ())
+        if dry_run:
+            report.print_plan(resolved)
+            return
+        watcher = report.make_watcher()
+        rollout = Rollout(resolved, argv=sys.argv, watcher=watcher)
+        code = running.run(rollout, grace_s=resolved.rollout.stop_grace_s, watcher=watcher)
+    raise typer.Exit(code)
+
+
+@app.command(name="tasks", epilog=HELP)
+def list_tasks(
+    source: Annotated[str, typer.Argument(help="bundled, pypi, or a file of SWE-bench rows.")],
+    *,
+    debug: Debug = False,
+) -> None:
+    """Check a set of tasks and list it."""
+    with told_in_one_line(debug=debug):
+        report.print_tasks(select_tasks(AgentflowConfig(tasks=TasksConfig(source=source))))
+
+
+def main() -> None:
+    """Run the command line; exits the process."""
+    app()

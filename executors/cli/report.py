@@ -1,0 +1,164 @@
+"""What a person sees: the plan, the progress, the result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from executors.wiring import require, select_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from agentflow.config import AgentflowConfig
+    from agentflow.types import RolloutSample
+    from executors.session import Rollout
+    from executors.summary import Summary
+
+_MAX_ROWS = 50
+"""A longer table is no longer read; samples.jsonl has them all."""
+
+_PLAIN_WIDTH = 120
+"""Columns where the output is no terminal."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+class TerminalWatcher:
+    """Shows ended episodes: a bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._planned = 0
+        self._bar: Progress | None = None
+        self.samples: list[RolloutSample] = []
+        """Those that have ended, in that order."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def started(self, planned: int) -> None:
+        """Begin to show."""
+        self._planned = planned
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+            )
+            self._bar.add_task("episodes", total=planned)
+            self._bar.start()
+
+    def ended(self, sample: RolloutSample) -> None:
+        """Show one ended episode."""
+        self.samples.append(sample)
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0])
+            return
+        facts = sample.facts
+        seconds = facts.generation_s + facts.environment_s + facts.reward_s
+        self._console.print(
+            f"[{len(self.samples)}/{self._planned}] {sample.episode} {sample.termination}"
+            f" reward {sample.rewards:g}, {facts.turns} turns, {seconds:.1f} s",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def make_watcher() -> TerminalWatcher:
+    """Make the watcher for this process's standard output."""
+    return TerminalWatcher(_console())
+
+
+def print_plan(config: AgentflowConfig) -> None:
+    """Print the resolved configuration and what would run. Raises ConfigError."""
+    require(config)
+    tasks = select_tasks(config)
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    out = _console()
+    out.print(text, markup=False, soft_wrap=True, end="")
+    out.print(
+        f"# would roll out {len(tasks)} tasks x {config.run.n} = {len(tasks) * config.run.n}"
+        f" episodes on {config.engine.url}, {config.rollout.max_concurrency} at a time, into"
+        f" {config.run.out}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Print one row a task."""
+    from agentflow.swe.tasks import parse_task  # noqa: PLC0415  # a run needs no schema here
+
+    table = Table("instance_id", "source", "repo", "fail to pass", "pass to pass")
+    for row in tasks:
+        task = parse_task(row)
+        counts = (str(len(task.FAIL_TO_PASS)), str(len(task.PASS_TO_PASS)))
+        table.add_row(task.instance_id, task.source.type, task.repo, *counts)
+    _console().print(table)
+
+
+def print_summary(rollout: Rollout, samples: Sequence[RolloutSample]) -> None:
+    """Print a row for each episode, and the figures of the whole run."""
+    out = _console()
+    table = Table("episode", "ended as", "cause", "reward", "turns", "tokens", "seconds")
+    for sample in samples[:_MAX_ROWS]:
+        table.add_row(*_row(sample))
+    if samples:
+        out.print(table)
+    if len(samples) > _MAX_ROWS:
+        out.print(f"and {len(samples) - _MAX_ROWS} more, in {rollout.dir.path}/samples.jsonl")
+    for line in _figures(rollout.summary):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(f"kept in  {rollout.dir.path}", markup=False, soft_wrap=True)
+
+
+def _figures(summary: Summary) -> Iterator[str]:
+    classes = ", ".join(f"{kind} {count}" for kind, count in summary.by_class.items() if count)
+    yield (
+        f"resolved {summary.resolved} of {summary.episodes} episodes ({summary.planned} planned):"
+        f" {classes or 'none ended'}"
+    )
+    tokens = summary.tokens
+    yield (
+        f"tokens   received {tokens.received} = delivered {tokens.delivered} + failed"
+        f" {tokens.failed} + restarted {tokens.restarted} + forked {tokens.forked}"
+        f" + unfinished {tokens.unfinished}"
+    )
+    yield (
+        f"seconds  wall {summary.wall_s:.1f}, generation {summary.generation_s:.1f}, environment"
+        f" {summary.environment_s:.1f}, reward {summary.reward_s:.1f}"
+    )
+
+
+def _row(sample: RolloutSample) -> tuple[str, ...]:
+    facts, ending = sample.facts, sample.ending
+    seconds = facts.generation_s + facts.environment_s + facts.reward_s
+    return (
+        str(sample.episode),
+        str(sample.termination),
+        str(ending.cause) if ending is not None else "",
+        f"{sample.rewards:g}",
+        str(facts.turns),
+        str(facts.generated_tokens),
+        f"{seconds:.1f}",
+    )

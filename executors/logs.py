@@ -1,0 +1,39 @@
+"""The log file of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """A log that cannot be written must not drown the error that the run reports anyway."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the base's name
+        """Do nothing."""
+
+
+@contextlib.contextmanager
+def logging_to(path: Path, *, level: int = logging.INFO) -> Iterator[None]:
+    """Append everything that is logged to `path` while the context lasts."""
+    root = logging.getLogger()
+    handler = _QuietFileHandler(path, encoding="utf-8", delay=True)
+    handler.setLevel(level)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(min(before, level))
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+        root.removeHandler(handler)
+        with contextlib.suppress(OSError):
+            handler.close()

@@ -1,0 +1,220 @@
+"""RunDir: where a run is kept, so that what has ended survives whatever happens to the process.
+
+    run.json        what ran and how it stands (agentflow-run/1), replaced by rename
+    config.yaml     the resolved configuration
+    samples.jsonl   one ended sample a line, appended when it ends
+    tokens/         one .npz of token arrays a sample
+    trajectories/   one mini-swe-agent trajectory an episode, replaced after every turn
+    preds.json      SWE-bench predictions of replica 0; preds.I.json those of replica I
+    summary.json    the figures, at the end
+    events.jsonl    everything that happened, in order
+    logs/           what the program said
+
+Owns the directory while it is open: a lock keeps other processes out, and a directory that holds
+anything already is refused untouched. A line of samples.jsonl is written after the files it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import orjson
+import yaml
+
+from agentflow.errors import ConfigError
+from executors.files import LineFile, OutputError, write_atomic
+from executors.sample_rows import sample_row, token_archive, tokens_name, trajectory_name
+from executors.versions import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from agentflow.config import AgentflowConfig
+    from agentflow.protocols import Runner
+    from agentflow.swe.sample import SWESample
+    from agentflow.types import RolloutSample
+    from executors.summary import Summary
+
+SCHEMA = "agentflow-run/1"
+_LOCK = ".lock"
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 64 * 1024
+"""Given back to the disk at the end, so that a full one still takes run.json and summary.json."""
+_PRETTY = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+
+
+class RunStatus(StrEnum):
+    """How a run stands; `running` without a holder of the lock means that it was killed."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@runtime_checkable
+class Serializable(Protocol):
+    """An agent that can give its trajectory in mini-swe-agent's format."""
+
+    def serialize(self) -> dict[str, Any]:
+        """Return the trajectory so far."""
+        ...
+
+
+class RunDir:
+    """One run's directory; `open` it before anything is saved."""
+
+    def __init__(self, path: Path, *, runner: Runner) -> None:
+        """Nothing is touched before `open`."""
+        self.path = path
+        self._runner = runner
+        self._lock: int | None = None
+        self._samples: LineFile | None = None
+        self._run: dict[str, Any] = {}
+        self._predictions: dict[int, dict[str, dict[str, Any]]] = {}
+
+    # --- opening and closing ------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse a path that cannot become this run's. Touches nothing. Raises ConfigError."""
+        try:
+            found = sorted(entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(f"run.out: {self.path}: {error.strerror}") from error
+        if "run.json" in found:
+            raise ConfigError(
+                f"run.out: {self.path} already holds a run; nothing was changed. Give another --out"
+            )
+        if found:
+            raise ConfigError(
+                f"run.out: {self.path} is not empty (it holds {found[0]!r}); give another --out"
+            )
+
+    def open(self, config: AgentflowConfig, *, argv: Sequence[str], model: str) -> None:
+        """Create the directory, take its lock, and write run.json and config.yaml.
+
+        `model` is the name under which predictions are filed. Raises ConfigError when the directory
+        cannot be this run's, OutputError when the disk is full.
+        """
+        self.check()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            for folder in ("tokens", "trajectories", "logs"):
+                (self.path / folder).mkdir()
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"run.out: {self.path} cannot be written: {error.strerror}"
+            ) from error
+        self._run = {
+            "schema": SCHEMA,
+            "status": RunStatus.RUNNING,
+            "argv": list(argv),
+            "model": model,
+            "tag": config.run.tag,
+            "seed": config.run.seed,
+            "started": self._timestamp(),
+            "ended": None,
+            "error": None,
+            "pid": os.getpid(),
+            "versions": versions(),
+        }
+        write_atomic(self.path / _RESERVE, bytes(_RESERVE_BYTES))
+        self._write_json("run.json", self._run)
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_atomic(self.path / "config.yaml", text.encode())
+        self._samples = LineFile(self.path / "samples.jsonl")
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise ConfigError(f"run.out: {self.path} is in use by another run") from error
+        self.check()
+
+    def close(self) -> None:
+        """Let go of the directory. Idempotent."""
+        if self._samples is not None:
+            self._samples.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- while it runs ------------------------------------------------------------------------
+
+    def save_trajectory(self, sample: SWESample) -> None:
+        """Replace the trajectory of an episode, if its agent can tell it. Raises OutputError."""
+        agent: object = sample.m.agent
+        if isinstance(agent, Serializable):
+            self._write_json(trajectory_name(sample.episode), agent.serialize())
+
+    def save_sample(self, sample: RolloutSample) -> None:
+        """Keep a sample that has ended. Raises OutputError."""
+        assert self._samples is not None, "open the run directory first"
+        write_atomic(self.path / tokens_name(sample.episode), token_archive(sample))
+        option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+        self._samples.append(orjson.dumps(sample_row(sample), default=str, option=option))
+        self._predict(sample)
+
+    def _predict(self, sample: RolloutSample) -> None:
+        name = str(sample.task.get("instance_id", sample.episode.uid))
+        predictions = self._predictions.setdefault(sample.episode.replica_index, {})
+        predictions[name] = {
+            "model_name_or_path": self._run["model"],
+            "model_patch": sample.facts.patch or "",
+        }
+
+    # --- at the end ---------------------------------------------------------------------------
+
+    def finish(self, status: RunStatus, *, summary: Summary, error: str | None = None) -> None:
+        """Write summary, predictions and the final run.json. Raises OutputError."""
+        self._release_reserve()
+        try:
+            self._write_json("summary.json", summary.to_json())
+            for replica, predictions in sorted((self._predictions or {0: {}}).items()):
+                name = f"preds.{replica}.json" if replica else "preds.json"
+                self._write_json(name, predictions)
+        except OutputError as failure:
+            self.mark(RunStatus.FAILED, error=error or str(failure))
+            raise
+        self.mark(status, error=error)
+
+    def mark(self, status: RunStatus, *, error: str | None = None) -> None:
+        """Replace run.json alone. Raises OutputError."""
+        self._release_reserve()
+        self._run |= {"status": status, "ended": self._timestamp(), "error": error}
+        self._write_json("run.json", self._run)
+
+    def _release_reserve(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / _RESERVE).unlink()
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        write_atomic(self.path / name, orjson.dumps(value, default=str, option=_PRETTY))
+
+    def _timestamp(self) -> str:
+        wall = dt.datetime.fromtimestamp(self._runner.wall_time(), tz=dt.UTC)
+        return wall.isoformat(timespec="milliseconds")

@@ -1,0 +1,79 @@
+"""How an ended sample is written down: a line of samples.jsonl, token arrays, a prediction."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from agentflow.types import EpisodeId, RolloutSample
+
+TOKEN_ARRAYS = ("prompts", "responses", "response_mask", "rollout_log_prob", "weight_versions")
+"""What tokens/*.npz holds; all but `prompts` are equally long."""
+
+_SLUG_LENGTH = 80
+"""Characters of a uid in a file name; with the key it stays far below the usual 255 bytes."""
+
+
+def tokens_name(episode: EpisodeId) -> str:
+    """Path of the sample's token arrays inside the run directory."""
+    return f"tokens/{episode.key}.npz"
+
+
+def trajectory_name(episode: EpisodeId) -> str:
+    """Path of the trajectory inside the run directory; readable, and unique by its key."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", episode.uid).strip(".-")[:_SLUG_LENGTH]
+    return f"trajectories/{slug}.{episode.replica_index}.{episode.key}.traj.json"
+
+
+def sample_row(sample: RolloutSample) -> dict[str, Any]:
+    """Give an ended sample as samples.jsonl has it."""
+    facts, ending = sample.facts, sample.ending
+    assert ending is not None
+    return {
+        "uid": sample.episode.uid,
+        "replica_index": sample.episode.replica_index,
+        "key": sample.episode.key,
+        "instance_id": sample.task.get("instance_id"),
+        "attempt": sample.attempt,
+        "validate": sample.validate,
+        "reward": sample.rewards,
+        "remove_sample": sample.remove_sample,
+        "termination": sample.termination,
+        "cause": ending.cause,
+        "phase": ending.phase,
+        "message": ending.message,
+        "result": sample.result,
+        "turns": facts.turns,
+        "prompt_tokens": len(sample.prompts),
+        "response_tokens": len(sample.responses),
+        "generated_tokens": facts.generated_tokens,
+        "forked_tokens": facts.forked_tokens,
+        "restarted_tokens": sample.restarted_tokens,
+        "forks": facts.forks,
+        "generation_s": facts.generation_s,
+        "environment_s": facts.environment_s,
+        "reward_s": facts.reward_s,
+        "submission": facts.submission,
+        "patch": facts.patch,
+        "verdict": facts.verdict,
+        "tokens": tokens_name(sample.episode),
+        "trajectory": trajectory_name(sample.episode),
+    }
+
+
+def token_archive(sample: RolloutSample) -> bytes:
+    """Give the token arrays as an uncompressed .npz file."""
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        prompts=sample.prompts,
+        responses=sample.responses,
+        response_mask=sample.response_mask,
+        rollout_log_prob=sample.rollout_log_prob,
+        weight_versions=sample.weight_versions,
+    )
+    return buffer.getvalue()

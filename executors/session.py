@@ -1,0 +1,216 @@
+"""Rollout: one run, from its configuration to its summary.
+
+    config ─▶ tasks ─▶ samples ─▶ InProcessSource ─▶ NaiveExecutor ─▶ NaiveFlow ─▶ AgentFlow
+                                        │ ended                         │ after every turn
+                                        ▼                               ▼
+                              RunDir.save_sample, Summary      RunDir.save_trajectory
+
+Owns the order in which parts are made and taken down. Whatever is wrong with the input raises
+ConfigError before the run directory is touched; once it is open, run.json tells how the run ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentflow.errors import AgentflowError, ConfigError, EngineError
+from agentflow.naive_flow import NaiveFlow
+from agentflow.observe.jsonl import JsonlEvents
+from agentflow.registry import load_agentflow
+from agentflow.runner import AsyncioRunner
+from executors.files import OutputError
+from executors.logs import logging_to
+from executors.naive import NaiveExecutor
+from executors.run_dir import RunDir, RunStatus
+from executors.source import InProcessSource
+from executors.summary import Summary
+from executors.termination import classify
+from executors.token_meter import MeteredModel
+from executors.wiring import build_engine, make_samples, require, select_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from agentflow.config import AgentflowConfig
+    from agentflow.engine.turns import EngineAccess
+    from agentflow.protocols import AgentFlow
+    from agentflow.types import ModelInfo, RolloutSample
+
+    EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
+    TaskLoader = Callable[[AgentflowConfig], Sequence[Mapping[str, Any]]]
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutFailed(AgentflowError):
+    """The run could not be brought to its end; what had ended before is kept."""
+
+
+class Watcher(Protocol):
+    """Looks on while a run goes, to show it to somebody."""
+
+    def started(self, planned: int) -> None:
+        """Take the number of episodes."""
+        ...
+
+    def ended(self, sample: RolloutSample) -> None:
+        """See a sample that has ended."""
+        ...
+
+
+class Rollout:
+    """One run of an executor over a list of tasks, kept in a run directory."""
+
+    def __init__(
+        self,
+        config: AgentflowConfig,
+        *,
+        argv: Sequence[str] = (),
+        watcher: Watcher | None = None,
+        make_engine: EngineMaker = build_engine,
+        load_tasks: TaskLoader = select_tasks,
+    ) -> None:
+        """`argv` is repeated in run.json. Raises ConfigError when a needed value is missing."""
+        require(config)
+        assert config.run.out is not None
+        self._config = config
+        self._argv = argv
+        self._watcher = watcher
+        self._make_engine = make_engine
+        self._load_tasks = load_tasks
+        self._runner = AsyncioRunner(seed=config.run.seed)
+        self._samples: list[RolloutSample] = []
+        self.dir = RunDir(Path(config.run.out), runner=self._runner)
+        self.summary = Summary(planned=0)
+        """Of what has ended so far."""
+
+    async def run(self) -> Summary:
+        """Roll out every sample. Raises ConfigError, RolloutFailed; cancelling ends it cleanly."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._runner.close)
+            self.dir.check()
+            tasks = self._load_tasks(self._config)
+            self._samples = make_samples(tasks, replicas=self._config.run.n)
+            self.summary.planned = len(self._samples)
+            access = self._make_engine(self._config, tasks)
+            meter = MeteredModel(access.engine)
+            stack.push_async_callback(meter.close)
+            model = await _reach(meter, url=str(self._config.engine.url))
+            access = dataclasses.replace(access, engine=meter)
+            events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
+            flow = self._load_flow(access, events)
+            stack.push_async_callback(flow.close)
+            stack.callback(self.dir.close)
+            self.dir.open(self._config, argv=self._argv, model=model.name)
+            stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))
+            await self._drive(flow, access, meter, events)
+        return self.summary
+
+    def abandon(self) -> None:
+        """Say in run.json that the run was interrupted; for a process about to exit at once."""
+        with contextlib.suppress(OutputError):
+            self.dir.mark(RunStatus.INTERRUPTED, error="ended before its environments were removed")
+
+    def _load_flow(self, access: EngineAccess, events: JsonlEvents) -> AgentFlow:
+        config = self._config.flow.model_dump()
+        return load_agentflow(
+            self._config.flow.name,
+            config,
+            access,
+            runner=self._runner,
+            events=events,
+            on_turn=self.dir.save_trajectory,
+        )
+
+    # --- driving ------------------------------------------------------------------------------
+
+    async def _drive(
+        self, flow: AgentFlow, access: EngineAccess, meter: MeteredModel, events: JsonlEvents
+    ) -> None:
+        """Run the executor; whatever happens, leave the directory saying how it ended."""
+        began = self._runner.now()
+        executor = NaiveExecutor(
+            NaiveFlow(flow),
+            InProcessSource(self._samples, on_ended=self._ended),
+            renderer=access.renderer,
+            max_concurrency=self._config.rollout.max_concurrency,
+        )
+        if self._watcher is not None:
+            self._watcher.started(len(self._samples))
+        events.emit("run_started", planned=len(self._samples))
+        status, error = RunStatus.FAILED, None
+        try:
+            await executor.run()
+            status = RunStatus.DONE
+        except asyncio.CancelledError:
+            status = RunStatus.INTERRUPTED
+            raise
+        except ExceptionGroup as group:
+            error = _first_failure(group)
+            logger.exception("the run failed")
+        finally:
+            events.emit("run_ended", status=status)
+            events.close()
+            self.summary.close(meter.received, wall_s=self._runner.now() - began)
+            error = error or self._objection(events)
+            if error and status is RunStatus.DONE:
+                status = RunStatus.FAILED
+            self._finish(status, error)
+        if error:
+            raise RolloutFailed(error)
+
+    def _ended(self, sample: RolloutSample) -> None:
+        assert sample.ending is not None
+        sample.termination = classify(sample.ending, reward=sample.rewards)
+        self.dir.save_sample(sample)
+        self.summary.add(sample)
+        if self._watcher is not None:
+            self._watcher.ended(sample)
+
+    def _objection(self, events: JsonlEvents) -> str | None:
+        """Say why a run that went through is no success after all."""
+        if events.failure is not None:
+            return f"events.jsonl is incomplete: {events.failure.strerror}"
+        left_over = self.summary.tokens.unaccounted
+        if left_over:
+            return f"the token ledger does not close: {left_over} tokens are unaccounted for"
+        if self.summary.episodes and self.summary.masked == self.summary.episodes:
+            causes = sorted({str(s.ending.cause) for s in self._samples if s.ending is not None})
+            return f"every episode ended by the infrastructure: {', '.join(causes)}"
+        return None
+
+    def _finish(self, status: RunStatus, error: str | None) -> None:
+        try:
+            self.dir.finish(status, summary=self.summary, error=error)
+        except OutputError as failure:
+            if error is None:
+                raise RolloutFailed(str(failure)) from failure
+            logger.info("%s", failure)  # the first failure is the one to tell
+
+
+async def _reach(engine: MeteredModel, *, url: str) -> ModelInfo:
+    try:
+        return await engine.info()
+    except EngineError as error:
+        raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
+
+
+def _first_failure(group: BaseExceptionGroup[BaseException]) -> str:
+    leaves = list(_leaves(group))
+    for leaf in leaves:
+        if isinstance(leaf, OutputError):
+            return str(leaf)
+    return f"{type(leaves[0]).__name__}: {leaves[0]} (the traceback is in logs/agentflow.log)"
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,100 @@
+"""What a run came to: counts by class, seconds, and a token ledger that closes.
+
+Pure bookkeeping over ended samples; knows no file and no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentflow.types import Blame, TerminationClass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agentflow.types import RolloutSample
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenLedger:
+    """Generated tokens by what became of them; `received` is counted at the engine's door."""
+
+    received: int = 0
+    delivered: int = 0
+    """In samples that count."""
+    failed: int = 0
+    """In samples that are masked, because the infrastructure failed."""
+    restarted: int = 0
+    """Of earlier attempts that a clean restart threw away."""
+    forked: int = 0
+    """Of histories that somebody rewrote."""
+    unfinished: int = 0
+    """Of episodes that had not ended when the run was interrupted."""
+
+    @property
+    def unaccounted(self) -> int:
+        """What is left over; anything but 0 is a bug."""
+        spent = self.delivered + self.failed + self.restarted + self.forked + self.unfinished
+        return self.received - spent
+
+
+@dataclass(slots=True, kw_only=True)
+class Summary:
+    """The figures of summary.json."""
+
+    planned: int
+    """Episodes that the run was to roll out."""
+    episodes: int = 0
+    """Episodes that ended."""
+    resolved: int = 0
+    by_class: dict[TerminationClass, int] = field(
+        default_factory=lambda: dict.fromkeys(TerminationClass, 0)
+    )
+    masked: int = 0
+    """Ended by the infrastructure: out of the loss and of group statistics."""
+    turns: int = 0
+    forks: int = 0
+    generation_s: float = 0.0
+    environment_s: float = 0.0
+    reward_s: float = 0.0
+    wall_s: float = 0.0
+    tokens: TokenLedger = field(default_factory=TokenLedger)
+    _ended: set[str] = field(default_factory=set, init=False, repr=False)
+
+    def add(self, sample: RolloutSample) -> None:
+        """Count one ended sample, which has its `termination`."""
+        assert sample.termination is not None
+        assert sample.ending is not None
+        facts = sample.facts
+        self._ended.add(sample.episode.key)
+        self.episodes += 1
+        self.by_class[sample.termination] += 1
+        self.resolved += sample.termination is TerminationClass.RESOLVED
+        masked = sample.ending.cause.blame is Blame.INFRASTRUCTURE
+        self.masked += masked
+        self.turns += facts.turns
+        self.forks += facts.forks
+        self.generation_s += facts.generation_s
+        self.environment_s += facts.environment_s
+        self.reward_s += facts.reward_s
+        self.tokens.restarted += sample.restarted_tokens
+        self.tokens.forked += facts.forked_tokens
+        if masked:
+            self.tokens.failed += facts.generated_tokens
+        else:
+            self.tokens.delivered += facts.generated_tokens
+
+    def close(self, received: Mapping[str, int], *, wall_s: float) -> None:
+        """Take the meter's tokens by `EpisodeId.key`, and the run's duration."""
+        self.wall_s = wall_s
+        self.tokens.received = sum(received.values())
+        self.tokens.unfinished = sum(n for key, n in received.items() if key not in self._ended)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the figures as summary.json has them."""
+        figures = asdict(self)
+        del figures["_ended"]
+        figures["by_class"] = {str(kind): count for kind, count in self.by_class.items()}
+        figures["tokens"]["unaccounted"] = self.tokens.unaccounted
+        return figures

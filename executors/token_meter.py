@@ -1,0 +1,57 @@
+"""MeteredModel: counts, at the engine's door, the tokens of every episode.
+
+The token ledger's `received` comes from here, so that what the samples say is checked against an
+independent count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from agentflow.engine.rids import episode_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentflow.protocols import Model, TokenSink
+    from agentflow.types import GenerationRequest, GenerationResult, ModelInfo
+
+
+class MeteredModel:
+    """A `Model` that passes everything on and keeps count."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.received: Counter[str] = Counter()
+        """Generated tokens by `EpisodeId.key`."""
+
+    async def info(self) -> ModelInfo:
+        """Describe the engine behind it."""
+        return await self._model.info()
+
+    async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
+        """Generate, and count what reaches `sink`."""
+        key = episode_key(request.rid) or request.rid
+        return await self._model.generate(request, _CountingSink(sink, self.received, key))
+
+    async def abort(self, rid: str) -> None:
+        """Abort at the engine behind it."""
+        await self._model.abort(rid)
+
+    async def close(self) -> None:
+        """Close the engine behind it."""
+        await self._model.close()
+
+
+class _CountingSink:
+    __slots__ = ("_counter", "_key", "_sink")
+
+    def __init__(self, sink: TokenSink, counter: Counter[str], key: str) -> None:
+        self._sink = sink
+        self._counter = counter
+        self._key = key
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        self._sink.append(ids, logprobs, version)
+        self._counter[self._key] += len(ids)

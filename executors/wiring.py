@@ -1,0 +1,149 @@
+"""Makes the parts of a run from its configuration: tasks, samples, engine.
+
+Everything that can be wrong with the input is found here, before anything is written or started.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from agentflow.engine.rids import RidFactory
+from agentflow.engine.turns import EngineAccess
+from agentflow.errors import ConfigError
+from agentflow.registry import did_you_mean
+from agentflow.types import EpisodeId, RolloutSample
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agentflow.engine.model_folder import ModelFolder
+
+    from agentflow.config import AgentflowConfig, EngineConfig
+    from agentflow.protocols import Model
+
+SCRIPTED = "scripted:"
+
+
+def require(config: AgentflowConfig) -> None:
+    """Check that the values without a default are there. Raises ConfigError naming all missing."""
+    wanted = [
+        (config.tasks.source, "tasks.source", "--tasks bundled"),
+        (config.engine.url, "engine.url", "--engine scripted:oracle"),
+        (config.run.out, "run.out", "--out runs/one"),
+    ]
+    missing = [
+        f"{name}: is missing; set it in the file, or give it as in {flag}"
+        for value, name, flag in wanted
+        if value is None
+    ]
+    if missing:
+        raise ConfigError("\n".join(missing))
+
+
+def select_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:
+    """Load the tasks that the configuration asks for. Raises ConfigError; never gives none."""
+    from agentflow.swe.tasks import load_tasks  # noqa: PLC0415  # brings archives and fetching
+
+    assert config.tasks.source is not None
+    tasks: list[Mapping[str, Any]] = list(load_tasks(config.tasks.source))
+    if config.tasks.only:
+        known = {str(task["instance_id"]): task for task in tasks}
+        for wanted in config.tasks.only:
+            if wanted not in known:
+                hint = did_you_mean(wanted, list(known))
+                raise ConfigError(f"tasks.only: {wanted!r} is not in {config.tasks.source!r}{hint}")
+        tasks = [known[wanted] for wanted in dict.fromkeys(config.tasks.only)]
+    tasks = tasks[: config.tasks.limit]
+    if not tasks:
+        raise ConfigError(f"tasks.source: {config.tasks.source!r} holds no tasks")
+    return tasks
+
+
+def make_samples(tasks: Sequence[Mapping[str, Any]], *, replicas: int) -> list[RolloutSample]:
+    """Issue every task `replicas` times, the replicas of one task side by side."""
+    return [
+        RolloutSample(
+            episode=EpisodeId(uid=str(task["instance_id"]), replica_index=index), task=task
+        )
+        for task in tasks
+        for index in range(replicas)
+    ]
+
+
+def build_engine(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) -> EngineAccess:
+    """Make the engine and the renderer of its model; connects to nothing yet.
+
+    Raises ConfigError.
+    """
+    from agentflow.engine.template_renderer import TemplateRenderer  # noqa: PLC0415  # as above
+
+    folder = _model_folder(config.engine)
+    renderer = TemplateRenderer(folder)
+    url = config.engine.url
+    assert url is not None
+    if url.startswith(SCRIPTED):
+        engine = _scripted(url, tasks, folder=folder)
+    else:
+        engine = _sglang(config.engine, url)
+    return EngineAccess(
+        engine=engine, renderer=renderer, rids=RidFactory(), sampling=config.sampling.params()
+    )
+
+
+def _model_folder(config: EngineConfig) -> ModelFolder:
+    from agentflow.engine.model_folder import (  # noqa: PLC0415  # reads a tokenizer
+        bundled_model_folder,
+        load_model_folder,
+    )
+
+    if config.model is None:
+        return bundled_model_folder()
+    return load_model_folder(Path(config.model))
+
+
+def _scripted(url: str, tasks: Sequence[Mapping[str, Any]], *, folder: ModelFolder) -> Model:
+    from agentflow.engine.scripted_spec import (  # noqa: PLC0415  # reads recorded runs
+        scripted_engine,
+    )
+
+    return scripted_engine(url, tasks, folder=folder)
+
+
+def _sglang(config: EngineConfig, url: str) -> Model:
+    from agentflow.engine.sglang import (  # noqa: PLC0415  # a client that scripted runs don't need
+        Deadlines,
+        SglangConfig,
+        SglangEngine,
+    )
+
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise ConfigError(
+            f"engine.url: {url!r} must be http://host:port of an SGLang server, or scripted:oracle,"
+            " scripted:noop, scripted:noisy:SEED, scripted:RUN_DIR"
+        )
+    deadlines = Deadlines(
+        connect_s=config.connect_timeout_s,
+        first_token_s=config.first_token_timeout_s,
+        between_tokens_s=config.silence_timeout_s,
+    )
+    return SglangEngine(
+        SglangConfig(
+            urls=(url,),
+            api_key=_secret(config.api_key_env),
+            vocab_size=config.vocab_size,
+            ca_file=config.ca_file,
+            deadlines=deadlines,
+        )
+    )
+
+
+def _secret(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    value = os.environ.get(variable)
+    if not value:
+        raise ConfigError(f"engine.api_key_env: the variable {variable!r} is not set")
+    return value

@@ -1,0 +1,160 @@
+"""The command as a user meets it: output, exit codes, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from executors.cli.app import app
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def foreground(out: Path, **sections: Any) -> subprocess.Popen[str]:
+    """Start a run of the plugged-in parts in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "foreground.py"), str(out), json.dumps(sections)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def agentflow(*args: str) -> tuple[int, str, str]:
+    """Run the command in this process."""
+    result = CliRunner().invoke(app, args)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def status(out: Path) -> str:
+    """Read how run.json says that a run stands."""
+    return str(json.loads((out / "run.json").read_text())["status"])
+
+
+def test_a_run_prints_plain_lines_and_a_table_and_exits_0(tmp_path: Path) -> None:
+    """Without a terminal there is no bar and no colour."""
+    process = foreground(tmp_path / "run")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "[3/3]" in out
+    assert "resolved 3 of 3 episodes (3 planned): resolved 3" in out
+    assert "tokens   received 18 = delivered 18 + failed 0" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Signals) -> None:
+    """What had ended is kept, and the table is printed."""
+    process = foreground(tmp_path / "run", environment={"hang": True})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hanging\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "resolved 0 of 0 episodes (3 planned): none ended" in out
+    assert "ending; Ctrl-C again leaves at once" in err
+    assert f"kept in  {tmp_path / 'run'}" in out
+    assert "Traceback" not in err
+    assert status(tmp_path / "run") == "interrupted"
+
+
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    """Even while an environment refuses to stop; run.json still tells the truth."""
+    process = foreground(tmp_path / "run", environment={"hang": True, "hang_stop": True})
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "hanging\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("ending")
+    while process.poll() is None:  # until one is late enough not to be an echo of the first
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert status(tmp_path / "run") == "interrupted"
+
+
+def test_samples_that_ended_survive_kill_9(tmp_path: Path) -> None:
+    """Every line of samples.jsonl is whole and its token file is there."""
+    out = tmp_path / "run"
+    process = foreground(out, environment={"hang_on": "task/2"}, run={"n": 1})
+    assert process.stdout is not None
+    seen = [process.stdout.readline() for _ in range(3)]
+    assert sorted(line.split()[0] for line in seen) == ["[1/3]", "[2/3]", "hanging"]
+    process.kill()
+    process.communicate(timeout=60)
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert {row["uid"] for row in rows} == {"task/0", "task/1"}
+    assert all((out / row["tokens"]).exists() for row in rows)
+    assert status(out) == "running"
+
+
+def test_a_failed_run_exits_1_with_one_line(tmp_path: Path) -> None:
+    """A bug in a plug-in is told without a traceback, which is in the log."""
+    process = foreground(tmp_path / "run", agent={"bug": "task/0"})
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.endswith(
+        "error: ZeroDivisionError: a bug in the agent (the traceback is in logs/agentflow.log)\n"
+    )
+    assert "Traceback" not in err
+    assert "resolved" in out
+
+
+def test_bad_input_exits_2_with_every_problem_on_a_line(tmp_path: Path) -> None:
+    """File, line, field, value and a suggestion; no traceback."""
+    file = tmp_path / "run.yaml"
+    file.write_text("run:\n  sead: 1\nflow:\n  name: swee\n")
+    code, out, err = agentflow("run", "--config", str(file), "--n", "0")
+    assert (code, out) == (2, "")
+    assert f"error: {file}:2: run.sead: unknown key; did you mean 'seed'?" in err
+    assert f"error: {file}:4: flow.name: flow 'swee' is not known; did you mean 'swe'?" in err
+    assert "error: --n: run.n: 0 should be greater than or equal to 1" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run", "--config", "none.yaml"], "none.yaml: cannot be read: No such file"),
+        (["run", "--set", "n"], "--set n: wanted is dotted.field=value"),
+        (["run", "--n", "many"], "Invalid value for '--n'"),
+        (["run", "--nn", "3"], "No such option: --nn"),
+        (["walk"], "No such command 'walk'"),
+    ],
+)
+def test_wrong_arguments_exit_2(args: list[str], said: str) -> None:
+    """Before anything is loaded or written."""
+    code, _, err = agentflow(*args)
+    assert code == 2
+    assert said in err
+
+
+def test_help_documents_the_exit_codes() -> None:
+    """They are part of the interface."""
+    for args in (["--help"], ["run", "--help"], ["tasks", "--help"]):
+        code, out, _ = agentflow(*args)
+        assert code == 0
+        assert "130 interrupted" in " ".join(out.split())
+
+
+def test_versions_are_shown() -> None:
+    """The ones that decide a run's outcome."""
+    code, out, _ = agentflow("--version")
+    assert code == 0
+    assert out.startswith("python 3.")
+    assert "numpy " in out

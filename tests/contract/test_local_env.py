@@ -1,0 +1,444 @@
+"""The local environment keeps the contract, with bubblewrap and without, and its own promises."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from environment_contract import FOREVER_S, HOLD, EnvironmentContract, assert_dead, until_there
+
+from agentflow.errors import ConfigError, ContainerKilled, EnvDied, EnvStartFailed
+from agentflow.runner import AsyncioRunner
+from agentflow.swe.environment import LocalEnv, LocalEnvBuilder
+from agentflow.types import ContainerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+def processes_in(directory: Path) -> list[str]:
+    """Command lines of the processes of this machine whose directory lies in `directory`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cwd").readlink().is_relative_to(directory):
+                    found.append((entry / "cmdline").read_text(errors="replace"))
+            except OSError:
+                continue
+    return found
+
+
+def content(path: Path) -> bytes | None:
+    """Bytes of a file; None where there is none."""
+    return path.read_bytes() if path.exists() else None
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where environments of this test live."""
+    return tmp_path / "scratch"
+
+
+def run_directories(scratch: Path) -> list[Path]:
+    """Run directories that exist."""
+    return sorted(scratch.glob("agentflow-local-*"))
+
+
+def building(scratch: Path, sandbox: str) -> Iterator[LocalEnvBuilder]:
+    """Yield a builder whose directory and processes are gone when its tests are over."""
+    builder = LocalEnvBuilder({"sandbox": sandbox, "scratch_dir": scratch})
+    yield builder
+    assert processes_in(scratch) == []
+    assert run_directories(scratch)[0].joinpath("owner.lock").exists()
+    assert sorted(path.name for path in run_directories(scratch)[0].iterdir()) == ["owner.lock"]
+    asyncio.run(builder.close())
+    assert run_directories(scratch) == []
+
+
+@pytest.fixture(scope="module")
+def unsandboxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEnvBuilder]:
+    """A builder without a sandbox."""
+    yield from building(tmp_path_factory.mktemp("none"), "none")
+
+
+@pytest.fixture(scope="module")
+def sandboxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEnvBuilder]:
+    """A builder that insists on bubblewrap."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    yield from building(tmp_path_factory.mktemp("bubblewrap"), "bubblewrap")
+
+
+class TestNoSandbox(EnvironmentContract):
+    """The contract without a sandbox."""
+
+    @pytest.fixture
+    def env_builder(self, unsandboxed: LocalEnvBuilder) -> LocalEnvBuilder:
+        """A builder without a sandbox."""
+        return unsandboxed
+
+    async def test_a_killed_supervisor_takes_its_command_along(self, env: LocalEnv) -> None:
+        """The end is told, nothing stays, and the next command runs."""
+        result = await env.execute(HOLD + f"setsid sleep {FOREVER_S} & kill -KILL $PPID; sleep 60")
+        assert (result.exit_code, "was killed" in result.text) == (137, True)
+        await assert_dead(env)
+        assert processes_in(env.root) == []
+
+    async def test_removing_the_environment_is_the_commands_doing(self, env: LocalEnv) -> None:
+        """Its removal is told once as a kill by the policy, then as a death."""
+        with pytest.raises(ContainerKilled):
+            await env.execute("cd /; rm -rf ${TMPDIR%/tmp}")
+        with pytest.raises(EnvDied):
+            await env.execute("true")
+
+    async def test_writing_into_a_removed_workdir(self, env: LocalEnv) -> None:
+        """That too is told as the policy's doing."""
+        await env.execute('rm -rf "$PWD"')
+        with pytest.raises(ContainerKilled):
+            await env.write_files({"f": b""})
+
+    async def test_the_asked_for_workdir_is_a_name_for_the_real_one(self, env: LocalEnv) -> None:
+        """Callers may say `/testbed` here as well."""
+        await env.write_files({"f": b"1"}, root="/testbed/d")
+        assert await env.read_file("/testbed/d/f", max_bytes=1) == b"1"
+        assert (await env.execute("cat f", cwd="/testbed/d")).output == b"1"
+
+
+class TestBubblewrap(EnvironmentContract):
+    """The contract in bubblewrap."""
+
+    @pytest.fixture
+    def env_builder(self, sandboxed: LocalEnvBuilder) -> LocalEnvBuilder:
+        """A builder that insists on bubblewrap."""
+        return sandboxed
+
+    async def test_workdir_is_where_it_was_asked_for(self, env: LocalEnv) -> None:
+        """The repository's path is the specification's."""
+        assert env.template_vars()["cwd"] == "/testbed"
+        assert (await env.execute("pwd")).output == b"/testbed\n"
+
+    @pytest.mark.parametrize("path", ["/usr/x", "/etc/x", "/x", "/proc/sys/kernel/ostype"])
+    async def test_the_system_is_read_only(self, env: LocalEnv, path: str) -> None:
+        """Nothing but workdir, home and /tmp can be written."""
+        before = content(Path(path))
+        assert (await env.execute(f"echo x > {path}")).exit_code != 0
+        assert content(Path(path)) == before
+        assert (await env.execute("touch w $HOME/w /tmp/w")).exit_code == 0
+
+    @pytest.mark.parametrize(
+        "trick",
+        [
+            "bash -c",
+            "unshare -Urm bash -c 'mount -o remount,bind,rw /proc/sys; eval \"$0\"'",
+            "unshare -Urm bash -c 'umount /proc/sys; eval \"$0\"'",
+            "unshare -Urmpf bash -c 'mount -t proc proc /proc; eval \"$0\"'",
+        ],
+    )
+    async def test_kernel_settings_cannot_be_written(self, env: LocalEnv, trick: str) -> None:
+        """No write permission is had on them, not in namespaces of one's own either."""
+        result = await env.execute(f"{trick} 'test -w /proc/sys/kernel/core_pattern; echo $?'")
+        assert "0" not in result.text.splitlines()
+        assert result.output
+
+    async def test_the_machine_is_not_seen(
+        self, env: LocalEnv, scratch: Path, tmp_path: Path
+    ) -> None:
+        """Neither other files, nor other processes, nor a network, nor capabilities."""
+        (tmp_path / "secret").write_text("secret")
+        seen = await env.execute(
+            f"ls {tmp_path} {scratch} {Path.home()} 2>&1 | grep -E 'secret|agentflow|bashrc';"
+            "ls -d /proc/[0-9]* | wc -l; wc -l < /proc/net/route; grep CapEff /proc/self/status"
+        )
+        count, routes, caps = seen.text.splitlines()
+        assert int(count) < 8
+        assert int(routes) == 1
+        assert caps.split()[1].strip("0") == ""
+
+    async def test_the_owner_cannot_be_killed(self, env: LocalEnv) -> None:
+        """`kill -9 -1` ends the command alone."""
+        result = await env.execute("(sleep 60 &); kill -KILL -1; echo sent")
+        assert result.output == b"sent\n"
+        assert (await env.execute("echo next")).output == b"next\n"
+
+    async def test_links_to_the_sandbox_lead_nowhere_outside(
+        self, env: LocalEnv, tmp_path: Path
+    ) -> None:
+        """Writing through a planted folder link is refused and writes nothing."""
+        (tmp_path / "target").mkdir()
+        await env.execute(f"ln -s {tmp_path}/target dir", check=True)
+        with pytest.raises(ValueError, match="dir/f"):
+            await env.write_files({"dir/f": b"x"})
+        assert list((tmp_path / "target").iterdir()) == []
+
+    async def test_only_own_directories_are_read(self, env: LocalEnv) -> None:
+        """The system's files are not the environment's."""
+        with pytest.raises(ValueError, match="not inside"):
+            await env.read_file("/etc/passwd", max_bytes=1 << 20)
+        await env.execute("echo 1 > /tmp/f; echo 2 > ~/f")
+        assert await env.read_file("/tmp/f", max_bytes=9) == b"1\n"
+        assert await env.read_file(f"{env.template_vars()['home']}/f", max_bytes=9) == b"2\n"
+
+    @pytest.mark.parametrize("workdir", ["/", "/usr", "relative", "/a/../usr"])
+    async def test_a_workdir_that_hides_the_system(
+        self, env_builder: LocalEnvBuilder, workdir: str
+    ) -> None:
+        """Such a path is refused by name."""
+        with pytest.raises(EnvStartFailed, match="workdir"):
+            await env_builder.start(ContainerSpec(workdir=workdir))
+
+    async def test_a_workdir_that_cannot_be_made(self, env_builder: LocalEnvBuilder) -> None:
+        """A missing path below the read-only system fails the start and leaves nothing."""
+        with pytest.raises(EnvStartFailed, match="bwrap"):
+            await env_builder.start(ContainerSpec(workdir="/usr/nowhere/repo"))
+
+
+# --- the builder ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def plain(scratch: Path) -> AsyncIterator[LocalEnvBuilder]:
+    """A builder without a sandbox that keeps little output."""
+    builder = LocalEnvBuilder(
+        {
+            "sandbox": "none",
+            "scratch_dir": scratch,
+            "output_head_bytes": 10,
+            "output_tail_bytes": 5,
+            "timeout_s": 0.3,
+            "memory_limit_bytes": 1 << 30,
+            "env": {"A": "1", "B": "1"},
+        }
+    )
+    yield builder
+    await builder.close()
+
+
+async def test_configuration_is_kept(plain: LocalEnvBuilder) -> None:
+    """Limits of output, time and memory and the variables are those configured."""
+    async with await plain.start(ContainerSpec(env={"B": "2"})) as env:
+        cut = await env.execute("echo -n 0123456789abcdefghij")
+        assert (cut.output, cut.dropped_bytes) == (b"0123456789fghij", 5)
+        assert (await env.execute("sleep 100")).timed_out
+        assert (await env.execute("ulimit -v; ulimit -c")).output == b"1048576\n0\n"
+        assert (await env.execute("echo $A$B$C", env={"C": "3"})).output == b"123\n"
+
+
+async def test_one_warning_without_a_sandbox(
+    plain: LocalEnvBuilder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many environments start, it is said once that there is no sandbox."""
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            async with await plain.start(ContainerSpec()):
+                pass
+    assert ["WITHOUT A SANDBOX" in text for text in caplog.messages] == [True]
+
+
+async def test_auto_falls_back_where_bubblewrap_is_missing(
+    scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without bwrap on PATH, `auto` warns and runs, `bubblewrap` says what to install."""
+    (tmp_path / "bin").mkdir()
+    for tool in ("bash", "true"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool) or tool)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    auto = LocalEnvBuilder({"scratch_dir": scratch})
+    strict = LocalEnvBuilder({"scratch_dir": scratch, "sandbox": "bubblewrap"})
+    async with await auto.start(ContainerSpec()) as env:
+        assert env.template_vars()["sandbox"] == "none"
+    with pytest.raises(EnvStartFailed, match="apt-get install bubblewrap"):
+        await strict.start(ContainerSpec())
+    await auto.close()
+    await strict.close()
+    assert "not installed" in caplog.text
+
+
+async def test_a_bubblewrap_that_does_not_work(
+    scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried by running it; what it said is in the error."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho no namespaces here >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    builder = LocalEnvBuilder({"scratch_dir": scratch, "sandbox": "bubblewrap"})
+    with pytest.raises(EnvStartFailed, match="no namespaces here"):
+        await builder.start(ContainerSpec())
+    await builder.close()
+    assert run_directories(scratch) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"sandbx": "none"}, "sandbx"),
+        ({"timeout_s": 0}, "timeout_s: 0"),
+        ({"sandbox": "docker"}, "sandbox: 'docker'"),
+        ({"output_head_bytes": -1}, "output_head_bytes: -1"),
+    ],
+)
+def test_a_bad_section_is_named(section: dict[str, object], told: str) -> None:
+    """Field and value of bad configuration are in the error."""
+    with pytest.raises(ConfigError, match=told):
+        LocalEnvBuilder(section)
+
+
+async def test_a_limit_that_cannot_be_kept_is_refused(scratch: Path) -> None:
+    """A process limit without a sandbox would be no limit."""
+    builder = LocalEnvBuilder({"sandbox": "none", "scratch_dir": scratch, "pids_limit": 50})
+    with pytest.raises(ConfigError, match="pids_limit"):
+        await builder.start(ContainerSpec())
+    await builder.close()
+
+
+async def test_a_scratch_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """The failed start names it."""
+    (tmp_path / "file").write_text("")
+    builder = LocalEnvBuilder({"scratch_dir": tmp_path / "file" / "below"})
+    with pytest.raises(EnvStartFailed, match=f"{tmp_path}/file/below.*must be writable"):
+        await builder.start(ContainerSpec())
+    await builder.close()
+
+
+@pytest.fixture
+def disk_options() -> str:
+    """Size of the tiny disk."""
+    return "size=64k"
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path, disk_options: str) -> Iterator[Path]:
+    """A file system with next to no room."""
+    path = tmp_path / "tiny"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", disk_options, "tmpfs", path]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+async def test_a_full_disk(tiny_disk: Path) -> None:
+    """Writing fails as the machine's fault, leaves no half file; reading and ending still work."""
+    builder = LocalEnvBuilder({"sandbox": "none", "scratch_dir": tiny_disk})
+    env = await builder.start(ContainerSpec())
+    with pytest.raises(EnvDied, match="No space left"):
+        await env.write_files({"big": bytes(1 << 20)})
+    listing = await env.execute("ls -A; head -c 100000 /dev/zero > fill")
+    assert listing.text.splitlines()[0].startswith("head: ")
+    assert listing.exit_code == 1
+    await env.stop()
+    await builder.close()
+    assert run_directories(tiny_disk) == []
+
+
+@pytest.mark.parametrize("disk_options", [f"size=64k,nr_inodes={count}" for count in (1, 3, 6)])
+async def test_starting_on_a_full_disk(tiny_disk: Path) -> None:
+    """The failed start names the directory and leaves nothing in it."""
+    builder = LocalEnvBuilder({"sandbox": "none", "scratch_dir": tiny_disk})
+    with pytest.raises(EnvStartFailed, match=f"{tiny_disk}.*No space left"):
+        await builder.start(ContainerSpec())
+    await builder.close()
+    assert run_directories(tiny_disk) == []
+
+
+async def test_what_commands_leave_is_removed(plain: LocalEnvBuilder) -> None:
+    """Read-only, unreadable, deep and oddly named things do not stay behind."""
+    env = await plain.start(ContainerSpec())
+    made = await env.execute(
+        "mkdir -p ro/in no/in; touch ro/in/f; ln -s / root; mkfifo fifo; touch $'new\\nline';"
+        "touch -- -rf;"
+        "chmod -R a-w ro; chmod 000 no/in no;"
+        'python -c \'import os\nfor i in range(1100): os.mkdir("d"); os.chdir("d")\'',
+        timeout_s=60,
+    )
+    assert made.exit_code == 0, made.text
+    await env.stop()
+    assert not env.root.exists()
+
+
+async def test_a_swapped_root_is_not_followed(plain: LocalEnvBuilder, tmp_path: Path) -> None:
+    """A link planted in the environment's own place does not lead the removal astray."""
+    (tmp_path / "precious").mkdir(mode=0o755)
+    (tmp_path / "precious" / "file").write_text("kept")
+    env = await plain.start(ContainerSpec())
+    shutil.rmtree(env.root)
+    env.root.symlink_to(tmp_path / "precious")
+    await env.stop()
+    assert (tmp_path / "precious" / "file").read_text() == "kept"
+    assert (tmp_path / "precious").stat().st_mode & 0o777 == 0o755
+    assert not env.root.is_symlink()
+
+
+async def test_a_given_runner_is_not_closed(scratch: Path) -> None:
+    """Whoever brings a runner closes it."""
+    runner = AsyncioRunner()
+    builder = LocalEnvBuilder({"sandbox": "none", "scratch_dir": scratch}, runner=runner)
+    async with await builder.start(ContainerSpec()):
+        pass
+    await builder.close()
+    await builder.close()
+    assert await runner.to_thread(lambda: 1) == 1
+    runner.close()
+
+
+async def test_a_killed_supervision_is_started_anew(plain: LocalEnvBuilder) -> None:
+    """The death of the supervisor process ends no environment."""
+    env = await plain.start(ContainerSpec())
+    process = plain._supervision._process
+    assert process is not None
+    process.kill()
+    await asyncio.to_thread(process.wait)
+    assert (await env.execute("echo next")).output == b"next\n"
+
+
+OWNER = """
+import asyncio, sys
+from agentflow.swe.environment import LocalEnvBuilder
+from agentflow.types import ContainerSpec
+
+async def main():
+    builder = LocalEnvBuilder({"sandbox": sys.argv[1], "scratch_dir": sys.argv[2]})
+    env = await builder.start(ContainerSpec())
+    print(env.root, flush=True)
+    await env.execute("setsid sleep 1000 & (nohup sleep 1000 &); echo up > up; sleep 1000")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["none", "bubblewrap"])
+async def test_no_process_outlives_a_killed_owner(scratch: Path, sandbox: str) -> None:
+    """After `kill -9` of the owner its processes end and the next builder sweeps its directory."""
+    if sandbox == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, sandbox, scratch, stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    root = Path((await owner.stdout.readline()).decode().strip())
+    live = LocalEnvBuilder({"sandbox": "none", "scratch_dir": scratch})
+    env = await live.start(ContainerSpec())
+    await until_there(env, str(root / "work" / "up"))
+    assert root.parent in run_directories(scratch), "a live owner's directory was swept"
+    owner.send_signal(signal.SIGKILL)
+    await owner.wait()
+    watch = f"while ls -l /proc/[0-9]*/cwd 2>/dev/null | grep -q {root}; do sleep 0.02; done"
+    assert not (await env.execute(watch, timeout_s=20)).timed_out
+    await env.stop()
+    await live.close()
+
+    successor = LocalEnvBuilder({"sandbox": "none", "scratch_dir": scratch})
+    async with await successor.start(ContainerSpec()):
+        assert root.parent not in run_directories(scratch)
+    await successor.close()
+    assert run_directories(scratch) == []
