@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +67,20 @@ class Engine:
         requests = self._docker.api.client.requests
         errors = self._docker.errors
         try:
+            self._knock()
             return request()
         except errors.APIError as error:
             message = str(error.explanation or error)
             raise EngineRefused(message, status=error.status_code or 0) from error
         except (requests.exceptions.RequestException, errors.DockerException, OSError) as error:
             raise EngineSilent(f"engine at {self.host}: {error}") from error
+
+    def _knock(self) -> None:
+        """Raise OSError where nobody listens: the SDK would not close the socket that it tried."""
+        if self.address.unix is not None:
+            with socket.socket(socket.AF_UNIX) as knock:
+                knock.settimeout(self._timeout_s)
+                knock.connect(self.address.unix)
 
     def _connect(self) -> Any:
         return self._docker.APIClient(
