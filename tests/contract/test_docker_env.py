@@ -46,3 +46,30 @@ class TestHelperSession(EnvironmentContract):
         """A started environment."""
         async with await env_builder.start(spec) as env:
             yield env
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shell_builder() -> AsyncIterator[DockerEnvBuilder]:
+    """One builder for all tests with the shell."""
+    builder = DockerEnvBuilder({**SETTINGS, "session": "shell"})
+    yield builder
+    await builder.close()
+
+
+class TestShellSession(EnvironmentContract):
+    """The shell, where we ship no helper; its commands wait for each other."""
+
+    limits_pids = True
+
+    @pytest.fixture
+    def env_builder(self, shell_builder: DockerEnvBuilder) -> DockerEnvBuilder:
+        """The module's."""
+        return shell_builder
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def env(
+        self, env_builder: DockerEnvBuilder, spec: ContainerSpec
+    ) -> AsyncIterator[DockerEnv]:
+        """A started environment."""
+        async with await env_builder.start(spec) as env:
+            yield env

@@ -6,22 +6,22 @@ import asyncio
 import errno
 import logging
 import posixpath
-import struct
 from typing import TYPE_CHECKING, Any, Self
 
 from agentflow.errors import CommandFailed, ContainerKilled, EnvDied, EpisodeError
-from agentflow.swe.environment.docker import helper
 from agentflow.swe.environment.docker.errors import EngineRefused, EngineSilent
+from agentflow.swe.environment.docker.files import HelperFiles, ShellFiles, require_below
 from agentflow.swe.environment.docker.wire import MAX_ARGUMENT, Command, EndFlag
 from agentflow.types import CommandResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from agentflow.protocols import Runner
     from agentflow.swe.environment.docker.config import DockerConfig
     from agentflow.swe.environment.docker.container import Container
+    from agentflow.swe.environment.docker.files import Files
     from agentflow.swe.environment.docker.limits import Stage
     from agentflow.swe.environment.docker.nursery import Nursery
     from agentflow.swe.environment.docker.session import Session
@@ -35,17 +35,13 @@ CANNOT_RUN = 126
 """The shell's own code for a command that is there but cannot be run."""
 KILLED = 137
 TIMED_OUT = -1
-CHUNK = 8 << 20
-"""Bytes of a file in one request: they pass through the container's memory."""
 FILE_TIMEOUT_S = 120.0
-_NO_SUCH_FILE, _NOT_REGULAR = 2, 3
-_CREATE, _APPEND = 1, 2
 
 
 class DockerEnv:
     """One environment; made by `DockerEnvBuilder.start` and `attach`."""
 
-    def __init__(  # noqa: PLR0913  # all of it is what one environment stands on
+    def __init__(  # all of it is what one environment stands on
         self,
         *,
         container: Container,
@@ -67,6 +63,9 @@ class DockerEnv:
         self._nursery = nursery
         self._runner = runner
         self._ended = ended
+        self._files: Files = (HelperFiles if session.has_helper else ShellFiles)(
+            self._run_for_files
+        )
         self._fatal: EpisodeError | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._paused = False
@@ -105,7 +104,7 @@ class DockerEnv:
             raise CommandFailed(command, result)
         return result
 
-    async def run(  # noqa: PLR0913  # the protocol's four, and the two kinds of input
+    async def run(  # the protocol's four, and the two kinds of input
         self,
         argv: tuple[str, ...],
         *,
@@ -138,14 +137,8 @@ class DockerEnv:
         """
         self._require_alive()
         for path in files:
-            _require_below(path)
-        where = posixpath.join(self.spec.workdir, root or "")
-        for batch in _batches(files):
-            result = await self.run(
-                (helper.PATH, "put", where), stdin=batch, cwd="/", timeout_s=FILE_TIMEOUT_S
-            )
-            if result.exit_code != 0:
-                raise ValueError(f"cannot write files below {where}: {result.text.strip()}")
+            require_below(path)
+        await self._files.write(posixpath.join(self.spec.workdir, root or ""), files)
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
         """Return a regular file's bytes; see `ContainerEnv.read_file`.
@@ -155,28 +148,14 @@ class DockerEnv:
         self._require_alive()
         if "\0" in path:
             raise ValueError(f"{path!r} holds a NUL byte")
-        data = bytearray()
-        while len(data) <= max_bytes:
-            want = min(CHUNK, max_bytes + 1 - len(data))
-            part = await self._read_part(path, len(data), want)
-            data += part
-            if len(part) < want:
-                return bytes(data)
-        raise ValueError(f"{path}: larger than {max_bytes} bytes")
+        return await self._files.read(*self._locate(path), max_bytes=max_bytes)
 
-    async def _read_part(self, path: str, offset: int, size: int) -> bytes:
-        root, below = self._locate(path)
-        result = await self.run(
-            (helper.PATH, "get", root, below, str(offset), str(size)),
-            cwd="/",
-            timeout_s=FILE_TIMEOUT_S,
-            head_bytes=size,
+    async def _run_for_files(
+        self, argv: tuple[str, ...], *, stdin: bytes | None = None, head_bytes: int | None = None
+    ) -> CommandResult:
+        return await self.run(
+            argv, stdin=stdin, cwd="/", timeout_s=FILE_TIMEOUT_S, head_bytes=head_bytes
         )
-        if result.exit_code == _NO_SUCH_FILE:
-            raise FileNotFoundError(errno.ENOENT, "no such file in the environment", path)
-        if result.exit_code != 0:
-            raise ValueError(result.text.strip() or f"{path}: cannot be read")
-        return result.output
 
     def _locate(self, path: str) -> tuple[str, str]:
         """Split a path into a folder whose links count and the rest, whose links do not."""
@@ -319,29 +298,6 @@ class DockerEnv:
             return await self.container.engine.oom_events(self.name, since=since, until=until) > 0
         except (EngineRefused, EngineSilent):
             return False
-
-
-def _require_below(path: str) -> None:
-    parts = path.split("/")
-    if path.startswith("/") or ".." in parts or "" in parts or "." in parts or "\0" in path:
-        raise ValueError(f"file {path!r}: must be a path below the root, without `..` or `//`")
-
-
-def _batches(files: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yield `helper put`'s records in requests of about CHUNK bytes; at least one."""
-    batch: list[bytes] = []
-    size = 0
-    for path, data in files.items():
-        for at in range(0, max(1, len(data)), CHUNK):
-            part = data[at : at + CHUNK]
-            name = path.encode("utf-8", "surrogateescape")
-            header = struct.pack("<III", len(name), _APPEND if at else _CREATE, len(part))
-            batch += [header, name, part]
-            size += len(part)
-            if size >= CHUNK:
-                yield b"".join(batch)
-                batch, size = [], 0
-    yield b"".join(batch)
 
 
 def _encodable(command: str) -> str:

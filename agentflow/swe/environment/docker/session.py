@@ -174,7 +174,7 @@ class HelperSession:
         except BaseException:
             await link.close()
             raise
-        assert isinstance(hello, wire.Hello)  # noqa: S101  # `expect` let nothing else pass
+        assert isinstance(hello, wire.Hello)  # `expect` let nothing else pass
         self._link = link
         if self._shared:
             link.write(wire.frame(wire.SHARE))
@@ -199,7 +199,7 @@ class HelperSession:
         except asyncio.CancelledError:
             await _kill(link, answer)
             raise
-        assert isinstance(ended, wire.Ended)  # noqa: S101  # `expect` let nothing else pass
+        assert isinstance(ended, wire.Ended)  # `expect` let nothing else pass
         return ended
 
     @staticmethod

@@ -122,7 +122,7 @@ class RawStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # a stream protocol's
+        assert isinstance(transport, asyncio.Transport)  # a stream protocol's
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
