@@ -1,103 +1,34 @@
-"""Real environments for the runtime's tests, and a task small enough to judge in a second."""
+"""Real environments for the runtime's tests."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest_asyncio
+from bench import JUDGE, REPOSITORY, Bench, write_all
 
 from agentflow.swe.environment.local import LocalEnvBuilder
-from agentflow.swe.runtime import PytestRuntimeBuilder
-from agentflow.swe.sample import SWEData, SWEMeta, SWESample
-from agentflow.swe.tasks.gitwire import difference
-from agentflow.swe.tasks.tree import TreeFile, read_folder
-from agentflow.types import ContainerSpec, EpisodeId
+from agentflow.swe.tasks.tree import read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from agentflow.protocols import ContainerEnv, ContainerEnvBuilder, Runtime
-    from agentflow.swe.tasks.tree import Tree
-
-REPOSITORY = {
-    "adder/__init__.py": "from adder.core import add\n",
-    "adder/core.py": "def add(a, b):\n    return a - b\n\n\ndef same(a):\n    return a\n",
-    "tests/conftest.py": "import pytest\n\n\n@pytest.fixture\ndef two():\n    return 2\n",
-    "tests/test_adder.py": "def test_old():\n    assert True\n",
-    "README.md": "adder\n",
-}
-JUDGE = {
-    "tests/test_adder.py": (
-        "import unittest\n\n"
-        "from adder import core\n\n\n"
-        "def test_add(two):\n    assert core.add(two, 3) == 5\n\n\n"
-        "def test_same():\n    assert core.same(4) == 4\n\n\n"
-        "class Unit(unittest.TestCase):\n"
-        "    def test_unit(self):\n        self.assertEqual(core.add(1, 1), 2)\n"
-    )
-}
-FIX = "def add(a, b):\n    return a + b\n\n\ndef same(a):\n    return a\n"
-
-
-@dataclass(kw_only=True)
-class Bench:
-    """One task, its files, and environments to try patches in."""
-
-    row: dict[str, Any]
-    tree: Tree
-    envs: ContainerEnvBuilder
-
-    def sample(self, patch: str | None = None, /, **changes: Any) -> tuple[SWESample, Runtime]:
-        """An episode and its runtime; `changes` go into the task's row."""
-        row = {**self.row, **changes}
-        sample = SWESample(
-            episode=EpisodeId(uid=str(row["instance_id"])), m=SWEMeta(data=SWEData(task=row))
-        )
-        sample.m.rollout.patch = patch
-        return sample, PytestRuntimeBuilder({}).build(sample)
-
-    def patch(self, files: Mapping[str, str | None]) -> str:
-        """The patch that writes (or, with None, deletes) these files."""
-        after = dict(self.tree)
-        for path, text in files.items():
-            if text is None:
-                del after[path]
-            else:
-                after[path] = TreeFile(data=text.encode())
-        return difference(self.tree, after)
-
-    async def env(self) -> ContainerEnv:
-        """A fresh environment."""
-        return await self.envs.start(ContainerSpec())
-
-    async def verdict(self, patch: str, /, **changes: Any) -> tuple[float | None, dict[str, Any]]:
-        """Judge a patch in a fresh environment."""
-        sample, runtime = self.sample(patch, **changes)
-        async with await self.env() as env:
-            await runtime.eval(env)
-        assert sample.m.rollout.verdict is not None
-        return sample.reward, sample.m.rollout.verdict
-
-
-def _write(folder: Path, files: Mapping[str, str]) -> Path:
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return folder
 
 
 @pytest_asyncio.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     """The little task and the local environments."""
-    repo = _write(tmp_path / "repo", REPOSITORY)
+    repo = write_all(tmp_path / "repo", REPOSITORY)
     row = {
         "instance_id": "adder-1",
         "problem_statement": "add subtracts",
         "FAIL_TO_PASS": ["tests/test_adder.py::test_add", "tests/test_adder.py::Unit::test_unit"],
         "PASS_TO_PASS": ["tests/test_adder.py::test_same"],
-        "source": {"type": "dir", "path": str(repo), "tests": str(_write(tmp_path / "j", JUDGE))},
+        "source": {
+            "type": "dir",
+            "path": str(repo),
+            "tests": str(write_all(tmp_path / "j", JUDGE)),
+        },
         "plugins": [],
         "eval_timeout_s": 60,
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from attacks import ATTACKS
-from conftest import FIX, JUDGE, REPOSITORY
+from bench import FIX, JUDGE, REPOSITORY
 
 import agentflow.swe.runtime
 from agentflow.swe.runtime.report import read_report

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from attacks import LAST_RESORTS, PASS_EVERYTHING, SKIP_TESTS
-from conftest import FIX
+from bench import FIX
 
 from agentflow.errors import EvalFailed
 from agentflow.swe.tasks import load_tasks, oracle_patch
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from bench import Bench
 
 
 def new_file(path: str) -> str:

@@ -15,7 +15,7 @@ from agentflow.swe.tasks.tree import read_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Bench
+    from bench import Bench
 
 CHANGES = """
 set -e
