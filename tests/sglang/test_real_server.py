@@ -1,7 +1,7 @@
 """A real SGLang on the CPU: no token lost, doubled or misattributed, whatever is done to it.
 
-The checkpoints' next token is the last one's successor by a margin of 3 nats (`sglang_cpu.checkpoint`
-says how), so that a run's ids are known beforehand, for each set of weights.
+The checkpoints' next token is the last one's successor by a margin of 3 nats, as
+`sglang_cpu.checkpoint` says, so that a run's ids are known beforehand, for each set of weights.
 """
 
 from __future__ import annotations
