@@ -28,7 +28,11 @@ class PauseMode(StrEnum):
     ABORT = "abort"
     """They end with what they have."""
     IN_PLACE = "in_place"
-    """They stand still, KV kept, and go on under the new weights."""
+    """They stand still, KV kept, and go on under the new weights.
+
+    SGLang's overlapped scheduler has one token of each in flight at that moment and reports the new
+    version for it.
+    """
     RETRACT = "retract"
     """They return to the queue, KV dropped, and are prefilled again."""
     DRAIN = "drain"
