@@ -1,7 +1,7 @@
 """EventBuffer and `values`: bytes of a text/event-stream to the JSON values of its complete events.
 
-Pure. Work is linear in the bytes, however they are cut. Events are parsed one at a time, so that the
-parser works on the same few cached kilobytes.
+Pure. Work is linear in the bytes, however they are cut. Events are parsed one at a time, so that
+the parser works on the same few cached kilobytes.
 """
 
 from __future__ import annotations
