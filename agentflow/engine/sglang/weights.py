@@ -53,8 +53,7 @@ class WeightSync:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating. Raises EngineAdminFailed; then no replica stays paused."""
-        if self.mode is not None:
-            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self.mode}")
+        self.check_running(mode)
         self._clock.hold()
         self.mode = mode
         wire = PauseMode.RETRACT if mode is PauseMode.DRAIN else mode
@@ -66,6 +65,11 @@ class WeightSync:
             except EngineAdminFailed as second:
                 error.add_note(f"and resuming failed: {second}")
             raise
+
+    def check_running(self, mode: PauseMode) -> None:
+        """Raise EngineAdminFailed when a pause has an owner already."""
+        if self.mode is not None:
+            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self.mode}")
 
     async def resume(self) -> None:
         """Go on generating; harmless when not paused.
