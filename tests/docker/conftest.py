@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 from agentflow.swe.environment.docker.owner import OWNER_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def docker(*arguments: str, check: bool = True) -> str:
@@ -24,6 +25,13 @@ def our_containers() -> list[str]:
     """Names of all containers that carry our label, stopped ones included."""
     found = docker("ps", "-a", "--filter", f"label={OWNER_LABEL}", "--format", "{{.Names}}")
     return found.split()
+
+
+async def until(there: Callable[[], bool]) -> None:
+    """Wait for something that happens by itself and tells nobody."""
+    async with asyncio.timeout(30):
+        while not there():  # noqa: ASYNC110  # the engine has no event to wait for
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

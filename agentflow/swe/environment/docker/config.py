@@ -31,7 +31,10 @@ class DockerConfig(BaseModel):
     read_only: bool = False
     """A read-only root; name the places to write in `tmpfs`."""
     tmpfs: dict[str, str] = Field(default_factory=dict)
-    """Mount point to options, e.g. `{"/tmp": "size=256m,exec"}`."""
+    """Mount point to options, e.g. `{"/tmp": "size=256m,exec"}`.
+
+    A folder that the image has keeps its mode: give it to a user with `uid=1000`.
+    """
     cap_add: tuple[str, ...] = ()
     """On top of none at all."""
     runtime: str | None = None
