@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_frames_arrive_whole_however_they_are_cut(payloads: list[bytes], cuts: l
     reader = wire.FrameReader()
     found = [
         payload
-        for start, end in zip(edges, edges[1:], strict=False)
+        for start, end in itertools.pairwise(edges)
         for payload in reader.feed(stream[start:end])
     ]
     assert found == payloads
@@ -119,7 +120,9 @@ async def test_a_cancelled_wait_gives_its_slot_on() -> None:
         (None, True, 5, False),
     ],
 )
-def test_who_may_be_swept(alive: bool | None, leased: bool, expires: int, abandoned: bool) -> None:
+def test_who_may_be_swept(
+    *, alive: bool | None, leased: bool, expires: int, abandoned: bool
+) -> None:
     """Only what a dead owner left unleased, or a stranger left past its time."""
     labels = {OWNER_LABEL: "o", EXPIRES_LABEL: str(expires)}
     found = is_abandoned("c", labels, now=100.0, leased=lambda _: leased, alive=lambda _: alive)
