@@ -20,6 +20,7 @@ $(VENV)/.ready: pyproject.toml scripts/system-deps.sh
 	touch $@
 
 demo: setup
+	rm -rf runs/demo
 	$(BIN)/agentflow demo --out runs/demo
 
 check: setup

@@ -117,10 +117,18 @@ class EngineUnreachable(EngineError):
     cause = Cause.ENGINE_UNREACHABLE
 
 
+class EngineOverloaded(EngineUnreachable):
+    """The engine's queue is full: the request does not run; later it may."""
+
+
 class EngineDied(EngineError):
     """The engine went away, or fell silent, while the request ran."""
 
     cause = Cause.ENGINE_DIED
+
+
+class EngineAdminFailed(AgentflowError):
+    """A call about the engine itself failed: pause, weight update, flush, resume, load."""
 
 
 class ContextFull(EngineError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from agentflow.aio import shielded
 from agentflow.errors import EpisodeError, RolloutGenerationAborted
-from agentflow.fallback import make_fallback
+from agentflow.outcomes import make_fallback, save_partial
 from agentflow.types import Cause, PartialRolloutState, RolloutSample, StepStatus
 
 if TYPE_CHECKING:
@@ -75,13 +75,9 @@ class NaiveFlow:
     ) -> None:
         await shielded(self._flow.on_abort(sample, state))
         if _resumable(state.ending):
-            self._save_partial_agent_data(sample, dc_sample)
+            save_partial(sample, dc_sample)
             raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
         await self._flow.project_to_dc_sample(sample, dc_sample)
-
-    def _save_partial_agent_data(self, sample: SWESample, dc_sample: RolloutSample) -> None:
-        dc_sample.partial_agent_data = sample
-        dc_sample.attempt += 1
 
 
 _CANCELLED = PartialRolloutState(status=StepStatus.ABORTED)

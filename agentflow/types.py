@@ -137,6 +137,19 @@ class PartialRolloutState:
     """Set when `status` is TERMINATED or ABORTED."""
 
 
+class SyncMode(StrEnum):
+    """What a weight update does to the generations in flight (DESIGN decision 10)."""
+
+    ABORT = "abort"
+    """End them; their episodes are saved and resume first."""
+    IN_PLACE = "in_place"
+    """Keep their KV; decoding goes on under new weights."""
+    RETRACT = "retract"
+    """Drop their KV; they are prefilled again under new weights."""
+    DRAIN = "drain"
+    """Wait until they have ended."""
+
+
 # --- generation -------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agentflow.aio import boundary
 from agentflow.errors import EpisodeError, PreprocessFailed, RolloutGenerationAborted
-from agentflow.fallback import make_fallback
+from agentflow.outcomes import make_fallback
 
 if TYPE_CHECKING:
     from agentflow.engine.renderer import ChatRenderer

@@ -130,6 +130,10 @@ class SWEAgentFlow:
 
     # --- steps --------------------------------------------------------------------------------
 
+    async def run_start_step(self, sample: SWESample) -> PartialRolloutState:
+        """Start the environment ahead of the first generation, unless a resume found it."""
+        return await self._step(sample, sample.m.rollout.state, self._start(sample))
+
     async def run_generation_step(
         self, sample: SWESample, state: PartialRolloutState | None
     ) -> PartialRolloutState:
@@ -153,8 +157,7 @@ class SWEAgentFlow:
             new = await action
         except GenerationAborted as exc:
             rollout.state = state
-            ending = Ending(cause=Cause.WEIGHT_SYNC, phase="generation", message=str(exc))
-            return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
+            return aborted_generation(str(exc))
         except EpisodeError as exc:
             new = self._failed(sample, exc)
         rollout.state = new
@@ -172,6 +175,12 @@ class SWEAgentFlow:
             return PartialRolloutState(status=StepStatus.TERMINATED, ending=ending)
         self._events.emit("failed", sample.episode, cause=ending.cause, message=ending.message)
         return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
+
+    async def _start(self, sample: SWESample) -> PartialRolloutState:
+        if sample.episode not in self._envs:
+            await self._start_env(sample)
+        state = sample.m.rollout.state
+        return state or PartialRolloutState(status=StepStatus.NEEDS_GENERATION)
 
     async def _generate(self, sample: SWESample) -> PartialRolloutState:
         env = self._envs.get(sample.episode)
@@ -320,6 +329,12 @@ class SWEAgentFlow:
         await self.env.close()
 
 
+def aborted_generation(message: str) -> PartialRolloutState:
+    """Make the state of an episode whose generation somebody aborted."""
+    ending = Ending(cause=Cause.WEIGHT_SYNC, phase="generation", message=message)
+    return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
+
+
 _CAUSE_OF = {
     SWERolloutResult.SUBMIT: Cause.SUBMITTED,
     SWERolloutResult.EXCEED: Cause.STEP_LIMIT,
@@ -329,8 +344,9 @@ _CAUSE_OF = {
 
 
 def _attach(sample: SWESample, env: ContainerEnv) -> None:
-    if isinstance(sample.m.agent, EnvAware):
-        sample.m.agent.attach(env)
+    agent: object = sample.m.agent
+    if isinstance(agent, EnvAware):
+        agent.attach(env)
 
 
 def _runtime(sample: SWESample) -> Runtime:

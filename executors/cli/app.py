@@ -10,8 +10,9 @@ import typer
 
 from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
-from executors.cli import report, running
+from executors.cli import demo, report, running
 from executors.cli.exits import HELP, told_in_one_line
+from executors.cli.simulate import simulate_command
 from executors.session import Rollout
 from executors.versions import versions
 from executors.wiring import select_tasks
@@ -108,6 +109,23 @@ def run(  # noqa: PLR0913  # one parameter an option
     raise typer.Exit(code)
 
 
+@app.command(name="demo", epilog=HELP)
+def run_demo(
+    *,
+    out: Annotated[Path, typer.Option(help="Where OUT/oracle and OUT/noop go.")] = Path(
+        "runs/demo"
+    ),
+    debug: Debug = False,
+) -> None:
+    """Roll out every task that ships, with a policy that solves them and one that does nothing.
+
+    Fails unless the first resolves all of them and the second none.
+    """
+    with told_in_one_line(debug=debug):
+        code = demo.run(out)
+    raise typer.Exit(code)
+
+
 @app.command(name="tasks", epilog=HELP)
 def list_tasks(
     source: Annotated[str, typer.Argument(help="bundled, pypi, or a file of SWE-bench rows.")],
@@ -117,6 +135,9 @@ def list_tasks(
     """Check a set of tasks and list it."""
     with told_in_one_line(debug=debug):
         report.print_tasks(select_tasks(AgentflowConfig(tasks=TasksConfig(source=source))))
+
+
+app.command(name="simulate", epilog=HELP)(simulate_command)
 
 
 def main() -> None:

@@ -117,6 +117,29 @@ def print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
     _console().print(table)
 
 
+def headline(text: str) -> None:
+    """Print what comes next."""
+    _console().print(f"== {text}", markup=False, soft_wrap=True)
+
+
+def print_comparison(results: Mapping[str, Sequence[RolloutSample]]) -> None:
+    """Print one row a task with each policy's reward, and how many each resolved."""
+    policies = list(results)
+    rewards = {
+        policy: {str(sample.episode): sample for sample in samples}
+        for policy, samples in results.items()
+    }
+    table = Table("episode", *(f"{policy} reward" for policy in policies))
+    for episode in sorted(rewards[policies[0]]):
+        cells = (rewards[policy].get(episode) for policy in policies)
+        table.add_row(episode, *(f"{s.rewards:.1f} {s.termination}" if s else "-" for s in cells))
+    out = _console()
+    out.print(table)
+    for policy, samples in results.items():
+        resolved = sum(sample.rewards == 1.0 for sample in samples)
+        out.print(f"{policy}: resolved {resolved} of {len(samples)}")
+
+
 def print_summary(rollout: Rollout, samples: Sequence[RolloutSample]) -> None:
     """Print a row for each episode, and the figures of the whole run."""
     out = _console()

@@ -1,4 +1,4 @@
-"""What stands in for an episode that has no tokens of its own to give."""
+"""How a trainer's sample is filled in when an episode did not end by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import numpy as np
 from agentflow.engine.token_record import NO_VERSION
 
 if TYPE_CHECKING:
+    from agentflow.swe.sample import SWESample
     from agentflow.types import Ending, RolloutSample
+
+
+def save_partial(sample: SWESample, dc_sample: RolloutSample) -> None:
+    """Keep an interrupted episode's state in the trainer's sample, for its next attempt."""
+    dc_sample.partial_agent_data = sample
+    dc_sample.attempt += 1
 
 
 def make_fallback(sample: RolloutSample, ending: Ending) -> None:

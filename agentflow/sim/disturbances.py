@@ -1,0 +1,102 @@
+"""Disturbances: what happens to a whole run in virtual time, at seeded moments.
+
+Weight syncs in every mode, engines that die and come back, and aborts of requests that nobody of
+this run asked for. `disturb` runs until it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Protocol
+
+from agentflow.errors import EngineAdminFailed
+from agentflow.types import SyncMode
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from agentflow.protocols import Model
+    from agentflow.sim.engine import SimulatedEngine
+    from agentflow.sim.faults import FaultyModel
+
+
+class Dispatch(Protocol):
+    """What starts new work, and stops doing so during a weight sync."""
+
+    def pause_dispatch(self) -> None:
+        """Start nothing new."""
+        ...
+
+    def resume_dispatch(self) -> None:
+        """Go on."""
+        ...
+
+
+class Disturbances:
+    """One run's weather."""
+
+    def __init__(
+        self,
+        *,
+        engines: Sequence[SimulatedEngine],
+        model: FaultyModel,
+        engine: Model,
+        dispatch: Dispatch,
+        rng: random.Random,
+        every_s: float,
+    ) -> None:
+        """`model` knows what is in flight, `engine` takes aborts, one event comes `every_s`."""
+        self._engines = engines
+        self._model = model
+        self._engine = engine
+        self._dispatch = dispatch
+        self._rng = rng
+        self._every_s = every_s
+        self._version = 0
+        self.counts: Counter[str] = Counter()
+
+    async def disturb(self) -> None:
+        """Disturb until cancelled."""
+        while True:
+            await asyncio.sleep(self._rng.expovariate(1 / self._every_s))
+            kind = self._rng.random()
+            if kind < 0.5:  # noqa: PLR2004  # half of all disturbances
+                await self._abort_one()
+            elif kind < 0.9:  # noqa: PLR2004  # four tenths
+                await self._sync()
+            else:
+                await self._die()
+
+    async def _abort_one(self) -> None:
+        rids = list(self._model.in_flight)
+        if rids:
+            self.counts["abort out of nowhere"] += 1
+            await self._engine.abort(self._rng.choice(rids))
+
+    async def _die(self) -> None:
+        engine = self._rng.choice(self._engines)
+        self.counts["engine death"] += 1
+        engine.kill()
+        await asyncio.sleep(self._rng.uniform(1, 30))
+        engine.revive(version=self._version)
+
+    async def _sync(self) -> None:
+        """Update all engines to the next version, in one mode."""
+        mode = self._rng.choice(list(SyncMode))
+        self.counts[f"weight sync, {mode}"] += 1
+        self._version += 1
+        self._dispatch.pause_dispatch()
+        try:
+            async with AsyncExitStack() as stack:
+                for engine in self._engines:
+                    await stack.enter_async_context(engine.paused(mode))
+                await asyncio.sleep(self._rng.uniform(0, 5))
+                for engine in self._engines:
+                    await engine.update_weights_from_disk("weights", version=self._version)
+        except EngineAdminFailed:
+            self.counts["weight sync failed"] += 1
+        finally:
+            self._dispatch.resume_dispatch()

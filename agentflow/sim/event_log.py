@@ -1,0 +1,39 @@
+"""EventLog: everything that happened in a virtual run, as lines that two runs can compare."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from agentflow.types import EpisodeId
+
+
+class EventLog:
+    """An `EventSink` that keeps one JSON line an event, or only their digest and counts."""
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self._keep = keep
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.lines: list[bytes] = []
+        self.counts: Counter[str] = Counter()
+
+    def emit(self, kind: str, episode: EpisodeId | None = None, /, **facts: Any) -> None:
+        """Take one event, stamped with the loop's time."""
+        stamp: dict[str, Any] = {"t": asyncio.get_running_loop().time(), "kind": kind}
+        if episode is not None:
+            stamp |= {"uid": episode.uid, "replica_index": episode.replica_index}
+        line = orjson.dumps({**stamp, **facts}, option=orjson.OPT_APPEND_NEWLINE)
+        self._hash.update(line)
+        self.counts[kind] += 1
+        if self._keep:
+            self.lines.append(line)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits; equal digests mean equal logs."""
+        return self._hash.copy().hexdigest()

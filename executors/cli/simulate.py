@@ -1,0 +1,180 @@
+"""`agentflow simulate`: a workload, or a recorded run, in virtual time; or seeds of faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003  # typer reads annotations when it runs
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from agentflow.errors import ConfigError
+from agentflow.sim.clock import VirtualRunner
+from agentflow.sim.engine_spec import load_timings
+from agentflow.sim.environment import EnvLimits
+from agentflow.sim.setup import SimulationConfig, engine_spec
+from agentflow.sim.workload import load_workload
+from executors.cli.exits import ExitCode, told_in_one_line
+from executors.fault_runs import run_with_faults
+from executors.replay import load_recording
+from executors.simulate import StartOrder, naive, ordered, simulate
+
+if TYPE_CHECKING:
+    from agentflow.sim.trace import EpisodeTrace
+    from executors.simulate import SimulationReport
+
+_CONTEXT_ROOM = 1 << 20
+"""Context of a replayed engine: the recorded episodes fit it whatever their model was."""
+
+
+def simulate_command(  # noqa: PLR0913  # one parameter an option
+    *,
+    workload: Annotated[str, typer.Option(help="A shipped workload by name.")] = "reference",
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Schedule this run directory's episodes instead.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Model and GPUs by name.")] = "qwen3-32b-h200-tp4",
+    groups: Annotated[int, typer.Option(min=1, help="Prompts.")] = 32,
+    group_size: Annotated[int, typer.Option(min=1, help="Episodes per prompt.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, help="Generations at once on one replica.")] = 64,
+    replicas: Annotated[int, typer.Option(min=1, help="Engines.")] = 1,
+    kv_tokens: Annotated[
+        int | None, typer.Option(help="KV tokens of one replica; 0: the GPUs'; none: unlimited.")
+    ] = None,
+    live: Annotated[int, typer.Option(min=1, help="Episodes live at once.")] = 128,
+    containers: Annotated[int | None, typer.Option(min=1, help="Environments at once.")] = None,
+    starts: Annotated[int | None, typer.Option(min=1, help="Environment starts at once.")] = None,
+    order: Annotated[StartOrder, typer.Option(help="Which episodes start first.")] = (
+        StartOrder.FCFS
+    ),
+    seed: Annotated[int, typer.Option(help="Everything random derives from it.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the figures here as well.")] = None,
+    faults: Annotated[bool, typer.Option("--faults", help="Play seeds of faults instead.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="With --faults: how many, from --seed on.")] = 1,
+    debug: Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")] = False,
+) -> None:
+    """Run episodes in virtual time and show how far the schedule is from the lower bound."""
+    with told_in_one_line(debug=debug):
+        if faults:
+            code = _play_faults(first=seed, seeds=seeds)
+            raise typer.Exit(code)
+        growth = 0.0
+        if from_ is not None:
+            traces, context = _recorded(from_), _CONTEXT_ROOM
+        else:
+            kind = load_workload(workload)
+            random_for = VirtualRunner(seed=seed).random
+            traces = kind.episodes(groups=groups, group_size=group_size, random_for=random_for)
+            context, growth = kind.context_cap, kind.start_growth
+        kv = kv_tokens if kv_tokens != 0 else _published_kv(engine)
+        spec = engine_spec(engine, slots=slots, kv_tokens=kv, context=context)
+        limits = EnvLimits(containers=containers, starts=starts, start_growth=growth)
+        config = SimulationConfig(engine=spec, replicas=replicas, limits=limits, seed=seed)
+        report = simulate(ordered(traces, order, spec.timings), config, naive(live))
+        _print_report(report)
+        if json is not None:
+            _write(json, report)
+
+
+def _published_kv(engine: str) -> int:
+    kv_tokens = load_timings()[engine].kv_tokens
+    if kv_tokens is None:
+        raise ConfigError(f"--kv-tokens 0: the KV capacity of {engine} is not known; give a number")
+    return kv_tokens
+
+
+def _recorded(folder: Path) -> list[EpisodeTrace]:
+    recording = load_recording(folder)
+    typer.echo(
+        f"recorded   {len(recording.traces)} episodes in {recording.makespan_s:.1f} s"
+        f" ({recording.skipped} without tokens left out)"
+    )
+    return recording.traces
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+def figures(report: SimulationReport) -> dict[str, float]:
+    """Return a run's figures by flat names; times in seconds."""
+    found = {
+        "episodes": len(report.samples),
+        "turns": report.turns,
+        "makespan_s": report.makespan_s,
+        "mean_completion_s": report.mean_completion_s,
+        "rho": report.rho,
+        "kappa": report.bound.regime,
+        "lower_bound_s": report.bound.seconds,
+        "work_s": report.bound.work_s,
+        "chain_s": report.bound.chain_s,
+        "container_s": report.bound.container_s,
+        "head_tail_s": report.bound.head_tail_s,
+        "cpu_s": report.cpu_s,
+    }
+    if report.waterfall is not None:
+        found |= {f"waterfall_{name}": s for name, s in asdict(report.waterfall).items()}
+    for name in ("retractions", "evicted_tokens", "cached_tokens", "generated_tokens"):
+        found[name] = sum(getattr(use, name) for use in report.uses)
+    return found
+
+
+_WATERFALL = (
+    ("work_s", "work (W)"),
+    ("idle_s", "idle"),
+    ("update_s", "weight updates"),
+    ("step_overhead_s", "steps beyond the fewest"),
+    ("prefill_batches_s", "prefill batches"),
+    ("recompute_s", "recomputed tokens"),
+)
+
+
+def _print_report(report: SimulationReport) -> None:
+    bound = report.bound
+    typer.echo(
+        f"simulated  {len(report.samples)} episodes, {report.turns} turns"
+        f" in {report.cpu_s:.1f} s of processor time\n"
+        f"makespan   {report.makespan_s:.1f} s, mean completion {report.mean_completion_s:.1f} s\n"
+        f"bound      {bound.seconds:.1f} s = max(W {bound.work_s:.1f}, CP {bound.chain_s:.1f},"
+        f" SL {bound.container_s:.1f}, HT {bound.head_tail_s:.1f})\n"
+        f"rho        {report.rho:.4f}   kappa {bound.regime:.2f}"
+    )
+    if report.waterfall is not None:
+        typer.echo("waterfall")
+        for name, label in _WATERFALL:
+            seconds = getattr(report.waterfall, name)
+            typer.echo(f"  {label:<24}{seconds:>10.1f} s  {seconds / report.makespan_s:>6.1%}")
+    typer.echo(f"events     {report.events_digest}")
+
+
+def _write(path: Path, report: SimulationReport) -> None:
+    document = {"figures": figures(report), "events_digest": report.events_digest}
+    try:
+        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}") from error
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+def _play_faults(*, first: int, seeds: int) -> ExitCode:
+    """Play seeds; print what happened and what did not hold."""
+    episodes = turns = violations = 0
+    met = Counter[str]()
+    for seed in range(first, first + seeds):
+        run = run_with_faults(seed)
+        episodes, turns = episodes + run.episodes, turns + run.turns
+        met.update(run.faults)
+        for violation in run.violations:
+            violations += 1
+            typer.echo(f"seed {seed}: {violation}")
+            typer.echo(f"  replay: agentflow simulate --faults --seeds 1 --seed {seed}")
+    typer.echo(
+        f"{seeds} seeds, {episodes} episodes, {turns} turns,"
+        f" {met.total()} faults, {violations} violations"
+    )
+    for fault, count in sorted(met.items(), key=lambda item: (-item[1], item[0])):
+        typer.echo(f"  {count:>7} {fault}")
+    return ExitCode.FAILED if violations else ExitCode.DONE

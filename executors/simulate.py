@@ -1,0 +1,176 @@
+"""Whole runs in virtual time: a list of traces through an executor, judged by the lower bound."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from agentflow.naive_flow import NaiveFlow
+from agentflow.sim.bound import turn_s
+from agentflow.sim.clock import run_virtual
+from agentflow.sim.setup import Simulation
+from executors.naive import NaiveExecutor
+from executors.source import InProcessSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from agentflow.sim.bound import LowerBound, Waterfall
+    from agentflow.sim.engine_spec import EngineTimings
+    from agentflow.sim.sequence import EngineUse
+    from agentflow.sim.setup import SimulationConfig
+    from agentflow.sim.trace import EpisodeTrace
+    from agentflow.types import RolloutSample
+
+    DriverFactory: TypeAlias = Callable[[Simulation, InProcessSource], "Driver"]
+
+
+class Driver(Protocol):
+    """An executor of any kind over a simulation's parts."""
+
+    async def run(self) -> None:
+        """Roll out every sample of the source."""
+        ...
+
+    def pause_dispatch(self) -> None:
+        """Start nothing new."""
+        ...
+
+    def resume_dispatch(self) -> None:
+        """Go on."""
+        ...
+
+    async def close(self) -> None:
+        """Release what outlives episodes."""
+        ...
+
+
+class NaiveDriver:
+    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
+
+    def __init__(
+        self, simulation: Simulation, source: InProcessSource, *, max_concurrency: int
+    ) -> None:
+        self._flow = simulation.flow()
+        self._executor = NaiveExecutor(
+            NaiveFlow(self._flow),
+            source,
+            renderer=simulation.renderer,
+            max_concurrency=max_concurrency,
+        )
+        self.pause_dispatch = self._executor.pause_dispatch
+        self.resume_dispatch = self._executor.resume_dispatch
+
+    async def run(self) -> None:
+        """Roll out every sample of the source."""
+        await self._executor.run()
+
+    async def close(self) -> None:
+        """Remove environments that are left."""
+        await self._flow.close()
+
+
+def naive(max_concurrency: int) -> DriverFactory:
+    """Drive with NaiveExecutor and `max_concurrency` live trajectories."""
+    return lambda simulation, source: NaiveDriver(
+        simulation, source, max_concurrency=max_concurrency
+    )
+
+
+class StartOrder(StrEnum):
+    """Which episodes start first; the last two know the true lengths."""
+
+    FCFS = "fcfs"
+    LONGEST = "longest"
+    SHORTEST = "shortest"
+
+
+def ordered(
+    traces: Sequence[EpisodeTrace], order: StartOrder, timings: EngineTimings
+) -> list[EpisodeTrace]:
+    """Return `traces` in the order in which they are to start."""
+
+    def alone_s(trace: EpisodeTrace) -> float:
+        return sum(turn_s(turn, timings) for turn in trace.work().turns)
+
+    match order:
+        case StartOrder.FCFS:
+            return list(traces)
+        case StartOrder.LONGEST:
+            return sorted(traces, key=alone_s, reverse=True)
+        case StartOrder.SHORTEST:
+            return sorted(traces, key=alone_s)
+        case other:
+            assert_never(other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationReport:
+    """What a virtual run shows."""
+
+    samples: Sequence[RolloutSample]
+    """Ended samples, in the order they ended."""
+    makespan_s: float
+    """Virtual seconds until the last sample had ended."""
+    mean_completion_s: float
+    """Mean virtual time at which a sample ended."""
+    bound: LowerBound
+    waterfall: Waterfall | None
+    """None with several replicas."""
+    uses: Sequence[EngineUse]
+    """What each replica did."""
+    events_digest: str
+    events: Sequence[bytes]
+    """JSON lines, if they were kept."""
+    cpu_s: float
+    """Real processor seconds that it took."""
+
+    @property
+    def rho(self) -> float:
+        """Makespan over lower bound."""
+        return self.bound.rho(self.makespan_s)
+
+    @property
+    def turns(self) -> int:
+        """Generations of the samples that ended."""
+        return sum(sample.facts.turns for sample in self.samples)
+
+
+def simulate(
+    traces: Sequence[EpisodeTrace], config: SimulationConfig, make_driver: DriverFactory
+) -> SimulationReport:
+    """Run `traces` to their end in virtual time. Raises ConfigError, and bugs as they come."""
+    return run_virtual(_run(traces, config, make_driver))
+
+
+async def _run(
+    traces: Sequence[EpisodeTrace], config: SimulationConfig, make_driver: DriverFactory
+) -> SimulationReport:
+    began = time.process_time()
+    simulation = Simulation(traces, config)
+    ended: list[tuple[float, RolloutSample]] = []
+    source = InProcessSource(
+        simulation.samples(),
+        on_ended=lambda sample: ended.append((simulation.runner.now(), sample)),
+    )
+    driver = make_driver(simulation, source)
+    try:
+        await driver.run()
+    finally:
+        await driver.close()
+        await simulation.model.close()
+    makespan_s = max(at for at, _ in ended)
+    return SimulationReport(
+        samples=[sample for _, sample in ended],
+        makespan_s=makespan_s,
+        mean_completion_s=sum(at for at, _ in ended) / len(ended),
+        bound=simulation.bound(),
+        waterfall=simulation.waterfall(makespan_s),
+        uses=[engine.use for engine in simulation.engines],
+        events_digest=simulation.events.digest,
+        events=simulation.events.lines,
+        cpu_s=time.process_time() - began,
+    )

@@ -1,0 +1,111 @@
+"""Who goes first: a policy gives each waiting item a class (high or low) and a rank within it.
+
+Pure functions of what is known of an item; the queues do the rest. Ageing stands above them all: an
+item that has waited too long goes first whatever its class, so no policy can starve one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a policy may know of an item."""
+
+    order: int
+    """Arrival number; lower came earlier."""
+    predicted: float | None = None
+    """Predicted tokens still to generate; None while nothing is known."""
+    group_left: int | None = None
+    """Episodes of its group that have not ended, itself included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priority:
+    """A policy's answer."""
+
+    high: bool = False
+    """High goes before low, and may preempt a low generation."""
+    rank: float = 0.0
+    """Lower goes first within its class; ties go by the time of queueing."""
+
+
+class Policy(Protocol):
+    """Decides classes and ranks."""
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a waiting high item may abort a low generation."""
+        ...
+
+    def classify(self, standing: Standing) -> Priority:
+        """Give the item its class and rank, now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs:
+    """First come, first served: everything is low and ranks by the time it was queued."""
+
+    preempts: bool = False
+
+    def classify(self, standing: Standing) -> Priority:  # noqa: ARG002  # that is the policy
+        """All alike."""
+        return Priority()
+
+
+@dataclass(frozen=True, slots=True)
+class FcfsPreempt:
+    """First come, first served by arrival of the *episode*: the first `window` may preempt others.
+
+    Episodes that arrived early finish early, which closes groups in order.
+    """
+
+    window: int
+    """How many of the earliest arrivals are high."""
+    preempts: bool = True
+
+    def classify(self, standing: Standing) -> Priority:
+        """High for the earliest arrivals, ranked by arrival."""
+        return Priority(high=standing.order < self.window, rank=standing.order)
+
+
+@dataclass(frozen=True, slots=True)
+class LongestPredictedFirst:
+    """For a synchronous step: what will take longest must not start last."""
+
+    high_above: float = float("inf")
+    """Predicted tokens from which on an item is high."""
+    preempts: bool = False
+
+    def classify(self, standing: Standing) -> Priority:
+        """Rank by predicted length, longest first; the unknown goes before the known."""
+        if standing.predicted is None:
+            return Priority(rank=float("-inf"))
+        return Priority(high=standing.predicted >= self.high_above, rank=-standing.predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestPredictedFirst:
+    """For asynchronous training: the lowest mean completion time."""
+
+    preempts: bool = False
+
+    def classify(self, standing: Standing) -> Priority:
+        """Rank by predicted length, shortest first; the unknown goes last."""
+        if standing.predicted is None:
+            return Priority(rank=float("inf"))
+        return Priority(rank=standing.predicted)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCompletion:
+    """Groups that are nearly complete go first, so that trainers get whole groups early."""
+
+    preempts: bool = False
+
+    def classify(self, standing: Standing) -> Priority:
+        """Rank by how many of the group are still missing."""
+        return Priority(rank=float("inf") if standing.group_left is None else standing.group_left)

@@ -1,0 +1,107 @@
+"""Faults: seeds replay, the production path holds, and the checks see what does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from executors.fault_runs import run_with_faults
+from executors.simulate import NaiveDriver
+
+if TYPE_CHECKING:
+    from agentflow.sim.setup import Simulation
+    from agentflow.types import RolloutSample
+    from executors.source import InProcessSource
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_the_trajectory_level_path_holds_under_faults(first: int) -> None:
+    """Whatever fails, every sample ends once and whole, and nothing is left behind."""
+    runs = [run_with_faults(seed) for seed in range(first, first + 10)]
+    assert [violation for run in runs for violation in run.violations] == []
+    assert sum(sum(run.faults.values()) for run in runs) > 50
+
+
+def test_a_seed_replays_its_run() -> None:
+    """The same events in the same order at the same times."""
+    first, again = run_with_faults(16), run_with_faults(16)
+    assert first == again
+    assert first.events_digest != run_with_faults(17).events_digest
+
+
+class Broken(NaiveDriver):
+    """Drives correctly; its subclasses do not."""
+
+    def __init__(self, simulation: Simulation, source: InProcessSource) -> None:
+        super().__init__(simulation, source, max_concurrency=4)
+        self.simulation, self.source = simulation, source
+
+
+class LeavesEnvironments(Broken):
+    """Forgets to remove one."""
+
+    async def close(self) -> None:
+        """Start one that nobody stops."""
+        spec = self.simulation.flow()._build(self.simulation.samples()[0]).m.data.container_args
+        await self.simulation.envs.start(spec)
+        await super().close()
+
+
+class LosesSamples(Broken):
+    """Takes one sample and never returns it."""
+
+    async def run(self) -> None:
+        """Take the first sample away."""
+        self.source._new.popleft()
+        await super().run()
+
+
+class LosesTokens(Broken):
+    """Drops the last token of every sample."""
+
+    async def run(self) -> None:
+        """Tamper with what has ended."""
+        told = self.source._on_ended
+        assert told is not None
+
+        def tell(sample: RolloutSample) -> None:
+            for name in ("responses", "response_mask", "rollout_log_prob", "weight_versions"):
+                setattr(sample, name, getattr(sample, name)[:-1])
+            told(sample)
+
+        self.source._on_ended = tell
+        await super().run()
+
+
+class Hangs(Broken):
+    """Waits for something that never comes."""
+
+    async def run(self) -> None:
+        """Wait."""
+        await asyncio.Event().wait()
+
+
+class Crashes(Broken):
+    """Has a bug."""
+
+    async def run(self) -> None:
+        """Fail."""
+        raise AssertionError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("driver", "told"),
+    [
+        (LeavesEnvironments, "was left behind"),
+        (LosesSamples, "never ended"),
+        (LosesTokens, "submitted after"),
+        (Hangs, "hung"),
+        (Crashes, "raised AssertionError: a bug"),
+    ],
+)
+def test_the_checks_see_what_a_broken_executor_does(driver: type[Broken], told: str) -> None:
+    """Each kind of damage is named."""
+    run = run_with_faults(3, make_driver=driver)
+    assert any(told in violation for violation in run.violations), run.violations

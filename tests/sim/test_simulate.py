@@ -1,0 +1,146 @@
+"""The production executor and flow in virtual time, judged by the lower bound."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from agentflow.errors import ConfigError
+from agentflow.sim.clock import VirtualRunner
+from agentflow.sim.environment import EnvLimits
+from agentflow.sim.setup import Simulation, SimulationConfig, engine_spec
+from agentflow.sim.workload import load_workload
+from agentflow.types import Cause
+from executors.simulate import SimulationReport, naive, simulate
+
+if TYPE_CHECKING:
+    from agentflow.sim.trace import EpisodeTrace
+
+
+def tiny(groups: int = 5, seed: int = 1) -> list[EpisodeTrace]:
+    """Draw small episodes in groups of four."""
+    runner = VirtualRunner(seed=seed)
+    workload = load_workload("tiny")
+    return workload.episodes(groups=groups, group_size=4, random_for=runner.random)
+
+
+def config(
+    *,
+    slots: int = 8,
+    kv_tokens: int | None = None,
+    replicas: int = 1,
+    containers: int | None = None,
+    starts: int | None = 4,
+    growth: float = 0.01,
+) -> SimulationConfig:
+    """Return a small machine."""
+    engine = engine_spec("qwen3-8b-h200-tp1", slots=slots, kv_tokens=kv_tokens, context=600)
+    limits = EnvLimits(containers=containers, starts=starts, start_growth=growth)
+    return SimulationConfig(
+        engine=engine, replicas=replicas, limits=limits, seed=1, keep_events=True
+    )
+
+
+MACHINES = {
+    "plain": config(),
+    "one slot": config(slots=1),
+    "little KV": config(kv_tokens=700),
+    "few containers": config(containers=3),
+    "replicas": config(slots=2, replicas=3),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_run_beats_the_bound_and_every_episode_is_whole(machine: str) -> None:
+    """Each sample has exactly its trace's tokens and reward; rho is at least 1."""
+    traces = tiny()
+    report = simulate(traces, MACHINES[machine], naive(12))
+    assert report.rho >= 1
+    by_episode = {sample.episode: sample for sample in report.samples}
+    assert len(by_episode) == len(report.samples) == len(traces)
+    for trace in traces:
+        sample = by_episode[trace.episode]
+        assert sample.ending is not None
+        assert sample.ending.cause is Cause.SUBMITTED
+        assert len(sample.prompts) + len(sample.responses) == trace.tokens
+        assert int(sample.response_mask.sum()) == sum(turn.output for turn in trace.turns)
+        assert sample.rewards == float(trace.resolved)
+
+
+@pytest.mark.parametrize("machine", ["plain", "one slot", "little KV", "few containers"])
+def test_the_waterfall_of_one_engine_is_exact(machine: str) -> None:
+    """Its parts add up to the makespan, and none that counts waste is negative."""
+    report = simulate(tiny(), MACHINES[machine], naive(12))
+    fall = report.waterfall
+    assert fall is not None
+    assert fall.makespan_s == pytest.approx(report.makespan_s, abs=1e-9)
+    assert min(fall.idle_s, fall.step_overhead_s, fall.prefill_batches_s) >= 0
+    assert fall.recompute_s >= -1e-9
+
+
+def test_little_kv_costs_recomputation_and_plenty_costs_none() -> None:
+    """The waterfall shows thrash where it happens."""
+    little = simulate(tiny(), MACHINES["little KV"], naive(12))
+    plenty = simulate(tiny(), MACHINES["plain"], naive(12))
+    assert little.waterfall is not None
+    assert plenty.waterfall is not None
+    assert little.uses[0].evicted_tokens > 0
+    assert little.waterfall.recompute_s > 100 * abs(plenty.waterfall.recompute_s)
+
+
+def test_two_runs_of_one_seed_are_equal_and_two_seeds_are_not() -> None:
+    """Byte for byte."""
+    first, again = (simulate(tiny(), config(), naive(9)) for _ in range(2))
+    other = simulate(tiny(seed=2), config(), naive(9))
+    assert first.events == again.events
+    assert first.events_digest != other.events_digest
+    assert digest(first) == digest(again)
+
+
+def digest(report: SimulationReport) -> bytes:
+    """All tokens, in the order the samples ended."""
+    return b"".join(sample.responses.tobytes() for sample in report.samples)
+
+
+def test_processes_of_different_hash_seeds_log_the_same_bytes() -> None:
+    """Nothing depends on the order of a set or on an address."""
+    program = (
+        "import sys\n"
+        "sys.path[:0] = ['tests/sim']\n"
+        "from test_simulate import MACHINES, tiny\n"
+        "from executors.simulate import naive, simulate\n"
+        "for name in ('little KV', 'replicas'):\n"
+        "    report = simulate(tiny(), MACHINES[name], naive(12))\n"
+        "    sys.stdout.buffer.write(b''.join(report.events))\n"
+    )
+    logs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert logs[0] == logs[1]
+    assert json.loads(logs[0].splitlines()[0])["t"] == 0.0
+
+
+def test_an_engine_too_small_for_an_episode_is_an_error() -> None:
+    """It names the field, its value and what would do."""
+    with pytest.raises(ConfigError, match=r"kv_tokens = 100 must be at least \d+"):
+        Simulation(tiny(), config(kv_tokens=100))
+
+
+def test_generated_tokens_are_those_of_the_engine() -> None:
+    """The engine's count is the sum of all masks: nothing is lost between them."""
+    report = simulate(tiny(), MACHINES["replicas"], naive(12))
+    masked = sum(int(np.sum(sample.response_mask)) for sample in report.samples)
+    assert sum(use.generated_tokens for use in report.uses) == masked

@@ -1,0 +1,66 @@
+"""`agentflow simulate` as a person calls it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+from typer.testing import CliRunner
+
+from executors.cli.app import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY = ("simulate", "--workload", "tiny", "--groups", "2", "--group-size", "4")
+
+
+def call(*args: str) -> tuple[int, str]:
+    """Run the command; return its code and output."""
+    result = CliRunner().invoke(app, args)
+    return result.exit_code, result.output
+
+
+def test_it_prints_the_ratio_and_the_waterfall_and_writes_figures(tmp_path: Path) -> None:
+    """The file's figures are flat and agree with each other."""
+    path = tmp_path / "figures.json"
+    code, output = call(*TINY, "--seed", "1", "--json", str(path))
+    assert code == 0
+    assert "rho" in output
+    assert "waterfall" in output
+    figures = orjson.loads(path.read_bytes())["figures"]
+    parts = [value for name, value in figures.items() if name.startswith("waterfall_")]
+    assert abs(sum(parts) - figures["makespan_s"]) < 1e-6
+    assert figures["rho"] >= 1
+
+
+def test_longest_first_is_no_slower_with_few_live_episodes() -> None:
+    """The order of starts is an option, and it matters."""
+
+    def makespan(order: str) -> float:
+        _, output = call(*TINY, "--live", "3", "--order", order)
+        line = next(line for line in output.splitlines() if line.startswith("makespan"))
+        return float(line.split()[1])
+
+    assert makespan("longest") < makespan("shortest")
+
+
+def test_faults_are_counted_and_no_violation_is_success() -> None:
+    """One line of sums, then the kinds."""
+    code, output = call("simulate", "--faults", "--seeds", "3")
+    assert code == 0
+    assert "3 seeds" in output
+    assert "0 violations" in output
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    """For names, folders and engines that are too small."""
+    for args, told in (
+        (("--workload", "nope"), "no workload 'nope'"),
+        (("--from", str(tmp_path)), "--from takes a run directory"),
+        (("--engine", "qwen3-8b-h100-tp1", "--kv-tokens", "0"), "KV capacity"),
+        (("--kv-tokens", "50", "--workload", "tiny"), "kv_tokens = 50 must be at least"),
+    ):
+        code, output = call("simulate", *args)
+        assert code == 2
+        assert told in output
