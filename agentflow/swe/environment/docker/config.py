@@ -12,6 +12,8 @@ class DockerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    name: str = "docker"
+    """The provider's name, which stands in the same section."""
     docker_host: str | None = None
     """Engine's address: `unix://…`, `tcp://…`; default DOCKER_HOST, else the system's socket."""
     image: str = "agentflow-swe:latest"

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import docker, our_containers, until
+from docker_tools import docker, our_containers, until
 
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ROOT, docker, kill_engine, our_containers, start_engine
+from docker_tools import ROOT, docker, kill_engine, our_containers, start_engine
 
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import ROOT, kill_engine, our_containers, start_engine
+from docker_tools import ROOT, kill_engine, our_containers, start_engine
 
 from agentflow.errors import EnvDied, EnvStartFailed
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean
