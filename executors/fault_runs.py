@@ -26,8 +26,8 @@ from agentflow.sim.faults import (
 )
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
+from executors.drivers import naive
 from executors.fault_checks import check_cleanup, check_samples
-from executors.simulate import naive
 from executors.source import InProcessSource
 from executors.token_meter import MeteredModel
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-    from executors.simulate import Driver, DriverFactory
+    from executors.drivers import Driver, DriverFactory
 
 HORIZON_S = 500_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""
@@ -144,7 +144,7 @@ class _Run:
             engines=simulation.engines,
             model=model,
             engine=engine,
-            dispatch=driver,
+            generations=driver,
             rng=simulation.runner.random("disturbances"),
             every_s=self.plan.disturb_every_s,
         )

@@ -17,9 +17,10 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from executors.cli.exits import ExitCode, told_in_one_line
+from executors.drivers import naive
 from executors.fault_runs import run_with_faults
 from executors.replay import load_recording
-from executors.simulate import StartOrder, naive, ordered, simulate
+from executors.simulate import StartOrder, ordered, simulate
 
 if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from executors.drivers import NaiveDriver
 from executors.fault_runs import run_with_faults
-from executors.simulate import NaiveDriver
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation

@@ -18,7 +18,8 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import Simulation, SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from agentflow.types import Cause
-from executors.simulate import SimulationReport, naive, simulate
+from executors.drivers import naive
+from executors.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace
@@ -115,7 +116,7 @@ def test_processes_of_different_hash_seeds_log_the_same_bytes() -> None:
         "import sys\n"
         "sys.path[:0] = ['tests/sim']\n"
         "from test_simulate import MACHINES, tiny\n"
-        "from executors.simulate import naive, simulate\n"
+        "from executors.drivers import naive; from executors.simulate import simulate\n"
         "for name in ('little KV', 'replicas'):\n"
         "    report = simulate(tiny(), MACHINES[name], naive(12))\n"
         "    sys.stdout.buffer.write(b''.join(report.events))\n"
