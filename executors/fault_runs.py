@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agentflow.types import RolloutSample
     from executors.drivers import Driver, DriverFactory
 
-HORIZON_S = 500_000.0
+HORIZON_S = 50_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""
 SETTLE_S = 60.0
 """Virtual seconds after the end in which late aborts reach the engines."""
