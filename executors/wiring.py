@@ -107,8 +107,10 @@ def _scripted(url: str, tasks: Sequence[Mapping[str, Any]], *, folder: ModelFold
     from agentflow.engine.scripted_spec import (  # noqa: PLC0415  # reads recorded runs
         scripted_engine,
     )
+    from agentflow.swe.tasks import with_oracles  # noqa: PLC0415  # may fetch releases
 
-    return scripted_engine(url, tasks, folder=folder)
+    knows_solutions = url.startswith(("scripted:oracle", "scripted:noisy"))
+    return scripted_engine(url, with_oracles(tasks) if knows_solutions else tasks, folder=folder)
 
 
 def _sglang(config: EngineConfig, url: str) -> Model:

@@ -44,7 +44,7 @@ def say(thought: str, command: str) -> str:
 # --- noop -------------------------------------------------------------------------------------
 
 _LOOKS: Final = (
-    say("I look at what is here.", "ls -la"),
+    say("I look at what is here.", "ls -A"),
     say("I look at the state of the repository.", "git status --short | head -20"),
 )
 
@@ -195,7 +195,7 @@ _MALFORMED: Final = (
     "```mswea_bash_command\nls\n```\n\n```mswea_bash_command\npwd\n```",
     "```mswea_bash_command\nls",
 )
-_USELESS: Final = ("pwd", "ls -la", "uname -a", "git log --oneline | head -5", "find . | head -50")
+_USELESS: Final = ("pwd", "ls -A", "uname -a", "git log --oneline | head -5", "find . | head -50")
 _FAILING: Final = ("cat no/such/file", "false", "python3 -c 'raise SystemExit(3)'", "nosuchcommand")
 
 

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentflow.engine.seam import StopStrings
 from agentflow.errors import ContextFull, GenerationAborted
 from agentflow.types import (
     FinishReason,
@@ -147,23 +148,52 @@ class TurnModel:
     # --- generating ---------------------------------------------------------------------------
 
     async def _finish_turn(self, access: EngineAccess, start: int) -> GenerationResult:
+        """Generate until the turn ends, token by token where a stop string may span a seam."""
         info = await access.engine.info()
-        if self._abort_asked:
-            raise GenerationAborted("aborted before it was sent")
         stop_ids = (*self._sampling.stop_token_ids, *access.renderer.end_of_turn_ids)
-        done = len(self._record) - start
-        if done and self._record.ids[-1] in stop_ids:
-            return GenerationResult(finish=FinishReason.STOP)
-        left = self._sampling.max_new_tokens - done
-        room = info.context_length - len(self._record)
-        if left <= 0 or (done and room <= 0):
-            return GenerationResult(finish=FinishReason.LENGTH)
-        if room <= 0:
-            raise ContextFull(
-                f"{len(self._record)} tokens fill the context of {info.context_length}"
+        stops = StopStrings(self._sampling.stop)
+        while True:
+            text = access.renderer.decode(self._record.ids[start:].tolist()) if stops else ""
+            ended = self._ended(start, stop_ids, stops.met(text))
+            if ended is not None:
+                return ended
+            budget = self._budget(start, info.context_length)
+            if budget < 1:
+                return GenerationResult(finish=FinishReason.LENGTH)
+            careful = stops.begun(text) and budget > 1
+            sampling = replace(
+                self._sampling,
+                max_new_tokens=1 if careful else budget,
+                stop_token_ids=stop_ids,
             )
-        budget = min(left, room)
-        sampling = replace(self._sampling, max_new_tokens=budget, stop_token_ids=stop_ids)
+            result = await self._request(access, sampling)
+            if not (careful and result.finish is FinishReason.LENGTH):
+                return result
+
+    def _ended(
+        self, start: int, stop_ids: tuple[int, ...], stop: str | None
+    ) -> GenerationResult | None:
+        """How the turn ended by what it has, though no engine said so: an abort came with it."""
+        done = len(self._record) - start
+        last = int(self._record.ids[-1])
+        if done and last in stop_ids:
+            return GenerationResult(finish=FinishReason.STOP, matched=last)
+        if stop is not None:
+            return GenerationResult(finish=FinishReason.STOP, matched=stop)
+        return None
+
+    def _budget(self, start: int, context_length: int) -> int:
+        """Tokens that the turn may still have. Raises ContextFull when it could not even begin."""
+        done = len(self._record) - start
+        left = self._sampling.max_new_tokens - done
+        room = context_length - len(self._record)
+        if not done and room <= 0:
+            raise ContextFull(f"{len(self._record)} tokens fill the context of {context_length}")
+        return min(left, room)
+
+    async def _request(self, access: EngineAccess, sampling: SamplingParams) -> GenerationResult:
+        if self._abort_asked:
+            raise GenerationAborted("aborted before its request was sent")
         rid = access.rids.make(self._episode, attempt=self._attempt, generation=self._requests)
         self._requests += 1
         request = GenerationRequest(rid=rid, input_ids=self._record.ids, sampling=sampling)

@@ -1,0 +1,76 @@
+"""What a server says about its load, and its metrics read without counting anything twice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LINE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """One server at one moment, summed over its data-parallel ranks."""
+
+    url: str
+    running: int
+    """Requests being decoded."""
+    waiting: int
+    """Requests in the queue."""
+    used_tokens: int
+    """KV slots that hold live contexts."""
+    kv_tokens: int
+    """KV capacity in tokens."""
+    tokens_per_s: float
+    """Decoding throughput; refreshed every few decode steps."""
+    cache_hit_rate: float
+    """0..1, mean over ranks."""
+
+    @property
+    def token_usage(self) -> float:
+        """Share of the KV capacity in use, 0..1."""
+        return self.used_tokens / self.kv_tokens if self.kv_tokens else 0.0
+
+
+def load_of(url: str, answer: Mapping[str, Any]) -> ReplicaLoad:
+    """Read the answer of `/v1/loads`. Raises KeyError when it is something else."""
+    ranks = answer["loads"]
+    return ReplicaLoad(
+        url=url,
+        running=sum(rank["num_running_reqs"] for rank in ranks),
+        waiting=sum(rank["num_waiting_reqs"] for rank in ranks),
+        used_tokens=sum(rank["num_used_tokens"] for rank in ranks),
+        kv_tokens=sum(rank["max_total_num_tokens"] for rank in ranks),
+        tokens_per_s=sum(rank["gen_throughput"] for rank in ranks),
+        cache_hit_rate=sum(rank["cache_hit_rate"] for rank in ranks) / max(len(ranks), 1),
+    )
+
+
+def metrics_of(text: str) -> dict[str, float]:
+    """Read Prometheus text: `sglang:*` gauges and counters, summed over ranks.
+
+    With priority scheduling a metric comes as a total (`priority=""`) and as parts by priority:
+    only the total counts. Parts of one tensor-parallel group repeat each other: rank 0 counts.
+    """
+    totals: dict[str, float] = {}
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is None or not found["name"].startswith("sglang:"):
+            continue
+        labels = dict(_LABEL.findall(found["labels"] or ""))
+        if _is_total(labels):
+            totals[found["name"]] = totals.get(found["name"], 0.0) + float(found["value"])
+    return totals
+
+
+def _is_total(labels: Mapping[str, str]) -> bool:
+    return (
+        not labels.get("priority")
+        and "le" not in labels
+        and all(labels.get(rank, "0") == "0" for rank in ("tp_rank", "pp_rank", "moe_ep_rank"))
+    )

@@ -1,0 +1,169 @@
+"""WeightSync: pause, update, flush and resume, on every replica of an engine.
+
+Owns whether the engine is paused and how. Invariants: while it is, the deadlines of generations
+stand still; a pause that fails on one replica leaves none paused, or says which; KV that was kept
+by `in_place` is never flushed, because the server does not survive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from agentflow.errors import EngineAdminFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+
+    from agentflow.engine.sglang.admin import AdminClient
+    from agentflow.engine.sglang.clock import PausableClock
+    from agentflow.engine.sglang.config import Deadlines
+
+
+class PauseMode(StrEnum):
+    """What happens to running generations when the engine is paused."""
+
+    ABORT = "abort"
+    """They end with what they have."""
+    IN_PLACE = "in_place"
+    """They stand still, KV kept, and go on under the new weights."""
+    RETRACT = "retract"
+    """They return to the queue, KV dropped, and are prefilled again."""
+    DRAIN = "drain"
+    """They finish first; new ones wait on this side until `resume`."""
+
+
+class WeightSync:
+    """The weights of all servers of one engine."""
+
+    def __init__(
+        self, *, servers: Sequence[AdminClient], clock: PausableClock, deadlines: Deadlines
+    ) -> None:
+        self._servers = servers
+        self._clock = clock
+        self._deadlines = deadlines
+        self.mode: PauseMode | None = None
+        """How the engine is paused; None while it runs."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating. Raises EngineAdminFailed; then no replica stays paused."""
+        if self.mode is not None:
+            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self.mode}")
+        self._clock.hold()
+        self.mode = mode
+        wire = PauseMode.RETRACT if mode is PauseMode.DRAIN else mode
+        try:
+            await self._on_all("/pause_generation", {"mode": wire}, self._deadlines.pause_s)
+        except BaseException as error:
+            try:
+                await self.resume()
+            except EngineAdminFailed as second:
+                error.add_note(f"and resuming failed: {second}")
+            raise
+
+    async def resume(self) -> None:
+        """Go on generating; harmless when not paused.
+
+        Raises EngineAdminFailed naming the servers that may still be paused. Deadlines run again
+        either way, so that nothing waits on such a server for ever; calling again tries again.
+        """
+        try:
+            await self._on_all("/continue_generation", {}, self._deadlines.admin_s)
+        finally:
+            if self.mode is not None:
+                self.mode = None
+                self._clock.release()
+
+    @asynccontextmanager
+    async def paused(self, mode: PauseMode) -> AsyncIterator[None]:
+        """Pause for the duration of a block, and resume however it ends."""
+        await self.pause(mode)
+        try:
+            yield
+        finally:
+            await self.resume()
+
+    async def from_disk(self, path: str, *, version: int) -> None:
+        """Load a checkpoint that every server finds at `path`; it is `version` from then on."""
+        await self._update("/update_weights_from_disk", {"model_path": path}, version)
+
+    async def from_tensor(self, tensors: Sequence[str], *, version: int) -> None:
+        """Take tensors serialised by SGLang, one base64 string for each tensor-parallel rank."""
+        body = {"serialized_named_tensors": list(tensors)}
+        await self._update("/update_weights_from_tensor", body, version)
+
+    async def from_distributed(
+        self,
+        *,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        group: str,
+        version: int,
+    ) -> None:
+        """Receive tensors over the process group that `init_group` set up; the trainer sends."""
+        body = {
+            "names": list(names),
+            "dtypes": list(dtypes),
+            "shapes": [list(shape) for shape in shapes],
+            "group_name": group,
+        }
+        await self._update("/update_weights_from_distributed", body, version)
+
+    async def init_group(
+        self, *, address: str, port: int, world_size: int, ranks_each: int, group: str
+    ) -> None:
+        """Join the trainer's process group: rank 0 is the trainer, `ranks_each` per server."""
+
+        async def join(index: int, server: AdminClient) -> None:
+            body = {
+                "master_address": address,
+                "master_port": port,
+                "rank_offset": 1 + index * ranks_each,
+                "world_size": world_size,
+                "group_name": group,
+                "backend": "nccl",
+            }
+            await _succeed(server, "/init_weights_update_group", body, self._deadlines.update_s)
+
+        await _gather([join(index, server) for index, server in enumerate(self._servers)])
+
+    async def flush(self) -> None:
+        """Drop cached prefixes. Raises EngineAdminFailed, always so while paused in place."""
+        await self._on_all("/flush_cache", {}, self._deadlines.admin_s)
+
+    async def _update(self, path: str, body: Mapping[str, Any], version: int) -> None:
+        if version < 0:
+            raise EngineAdminFailed(f"weight version {version} must not be negative")
+        whole = {
+            **body,
+            "weight_version": str(version),
+            "flush_cache": self.mode is not PauseMode.IN_PLACE,
+        }
+        await _gather([_succeed(s, path, whole, self._deadlines.update_s) for s in self._servers])
+
+    async def _on_all(self, path: str, body: Mapping[str, Any], timeout_s: float) -> None:
+        await _gather([s.post(path, body, timeout_s=timeout_s) for s in self._servers])
+
+
+async def _succeed(
+    server: AdminClient, path: str, body: Mapping[str, Any], timeout_s: float
+) -> None:
+    """Make a call whose answer says whether it worked."""
+    answer = await server.post(path, body, timeout_s=timeout_s)
+    if not (isinstance(answer, dict) and answer.get("success")):
+        message = answer.get("message", answer) if isinstance(answer, dict) else answer
+        raise EngineAdminFailed(f"POST {server.url}{path}: {message}")
+
+
+async def _gather(calls: Sequence[Awaitable[Any]]) -> None:
+    """Let every call come to its end, then raise what failed, all of it in one error."""
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [end for end in ends if isinstance(end, BaseException)]
+    for error in failed:
+        if not isinstance(error, EngineAdminFailed):
+            raise error
+    if failed:
+        raise EngineAdminFailed("; ".join(str(error) for error in failed)) from failed[0]

@@ -1,0 +1,360 @@
+"""DockerEnvBuilder: starts environments under its limits, and leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import posixpath
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from agentflow.errors import ConfigError, EnvDied, EnvStartFailed
+from agentflow.runner import AsyncioRunner
+from agentflow.swe.environment.docker.config import DockerConfig
+from agentflow.swe.environment.docker.engine import Engine
+from agentflow.swe.environment.docker.env import DockerEnv
+from agentflow.swe.environment.docker.errors import (
+    EngineRefused,
+    EngineSilent,
+    EngineUnavailable,
+    StreamLost,
+)
+from agentflow.swe.environment.docker.helper import MACHINES
+from agentflow.swe.environment.docker.images import Image, Images
+from agentflow.swe.environment.docker.launch import Launched, Launcher
+from agentflow.swe.environment.docker.leases import EnvLease, LeaseBook
+from agentflow.swe.environment.docker.limits import Stage
+from agentflow.swe.environment.docker.nursery import Nursery
+from agentflow.swe.environment.docker.owner import (
+    BUILDER_LABEL,
+    PURPOSE_LABEL,
+    REWARD,
+    SNAPSHOT_LABEL,
+)
+from agentflow.swe.environment.docker.pool import Pool
+from agentflow.swe.environment.docker.sweep import sweep
+from agentflow.swe.environment.docker.volume import ensure_helper_volume
+from agentflow.types import ContainerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agentflow.protocols import Runner
+
+log = logging.getLogger(__name__)
+
+LEASE_MARGIN_S = 60
+"""A leased container lives this much longer than its lease, so that it never ends under it."""
+
+
+class DockerEnvBuilder:
+    """Starts environments on one engine. Used from one event loop."""
+
+    config_class = DockerConfig
+
+    def __init__(
+        self, subconf: Mapping[str, Any] | DockerConfig, *, runner: Runner | None = None
+    ) -> None:
+        self._config = config = _parse(subconf)
+        self._own_runner = AsyncioRunner() if runner is None else None
+        self._runner: Runner = runner or self._own_runner or AsyncioRunner()
+        self.engine = Engine(
+            host=config.docker_host, timeout_s=config.engine_timeout_s, runner=self._runner
+        )
+        self._nursery = Nursery()
+        self._images = Images(self.engine, pull=config.pull)
+        self._launcher = Launcher(self.engine, config, nursery=self._nursery, runner=self._runner)
+        self._starting = Stage(config.max_starting, self._runner)
+        self._live = Stage(config.max_live, self._runner)
+        self._rewards = Stage(config.max_rewards, self._runner)
+        self._commands = Stage(config.max_commands, self._runner)
+        self._pool = Pool(config.pool_size, self._launch, self._nursery)
+        self._book = LeaseBook()
+        self._volumes: dict[str, str | None] = {}
+        self._preparing = asyncio.Lock()
+        self._facts: dict[str, str] | None = None
+        self._envs: dict[str, DockerEnv] = {}
+        self._releases: dict[str, Callable[[], None]] = {}
+        self._leased: dict[str, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
+        self._closed = False
+
+    # --- start --------------------------------------------------------------------------------
+
+    async def start(self, spec: ContainerSpec) -> DockerEnv:
+        """Bring an environment up in its own container; see `ContainerEnvBuilder.start`.
+
+        Raises ImageMissing, EngineUnavailable, StartTimedOut or another EnvStartFailed. A spec
+        whose label `agentflow.purpose` is `reward` is a judge's: it goes before other starts and
+        counts against `max_rewards`.
+        """
+        starting = self._nursery.start(self._start(spec), name="start an environment")
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._nursery.start(_discard(starting), name="discard a start")
+            raise
+
+    async def _start(self, spec: ContainerSpec) -> DockerEnv:
+        image = await self._image(spec.image or self._config.image)
+        reward = spec.labels.get(PURPOSE_LABEL) == REWARD
+        room = self._rewards if reward else self._live
+        await room.acquire(urgent=reward)
+        try:
+            launched = await self._pool.take(image)
+            if launched is None:
+                launched = await self._launch(image, spec.labels, urgent=reward)
+        except BaseException:
+            room.release()
+            raise
+        env = self._env(launched, replace(spec, image=image.id), room.release)
+        try:
+            await self._make_workdir(env)
+        except BaseException:
+            await env.stop()
+            raise
+        return env
+
+    async def _launch(
+        self, image: Image, labels: Mapping[str, str] | None = None, *, urgent: bool = False
+    ) -> Launched:
+        async with self._starting.slot(urgent=urgent):
+            return await self._launcher.launch(image, await self._volume(image), labels or {})
+
+    async def _make_workdir(self, env: DockerEnv) -> None:
+        """Make the workdir, by the means and with the rights that commands have."""
+        try:
+            await env.write_files({})
+        except ValueError as error:
+            raise EnvStartFailed(
+                f"workdir {env.spec.workdir!r}: {error}; the image must have it, writable for the"
+                " container's user, or the user must be able to make it"
+            ) from error
+        except EnvDied as error:
+            raise EnvStartFailed(f"{env.name} died while it started: {error}") from error
+
+    def _env(
+        self, launched: Launched, spec: ContainerSpec, release: Callable[[], None]
+    ) -> DockerEnv:
+        name = launched.container.name
+
+        def ended() -> None:
+            self._envs.pop(name, None)
+            self._releases.pop(name)()
+
+        self._releases[name] = release
+        env = DockerEnv(
+            container=launched.container,
+            session=launched.session,
+            spec=replace(spec, workdir=posixpath.normpath(spec.workdir)),
+            config=self._config,
+            facts={"image": spec.image, **(self._facts or {})},
+            commands=self._commands,
+            nursery=self._nursery,
+            runner=self._runner,
+            ended=ended,
+        )
+        self._envs[name] = env
+        return env
+
+    async def _image(self, name: str) -> Image:
+        """Find an image, and on the first one prepare the engine."""
+        image = await self._images.find(name)
+        async with self._preparing:
+            if self._facts is None:
+                try:
+                    self._facts = await self._greet_engine()
+                except EngineSilent as error:
+                    raise EngineUnavailable(str(error)) from error
+        return image
+
+    async def _greet_engine(self) -> dict[str, str]:
+        """Remove what dead owners left here, and read what the engine says about itself."""
+        await sweep(self.engine, book=self._book, now=self._runner.wall_time())
+        info = await self.engine.call(lambda client: client.info())
+        return {
+            "system": "Linux",
+            "machine": str(info.get("Architecture", "")),
+            "release": str(info.get("KernelVersion", "")),
+            "version": str(info.get("OperatingSystem", "")),
+        }
+
+    async def _volume(self, image: Image) -> str | None:
+        """Return the helper's volume for an image; None asks for the shell session."""
+        if self._config.session == "shell":
+            return None
+        async with self._preparing:
+            if image.architecture not in self._volumes:
+                try:
+                    self._volumes[image.architecture] = await ensure_helper_volume(
+                        self.engine,
+                        image=image.id,
+                        architecture=image.architecture,
+                        now=self._runner.wall_time(),
+                    )
+                except EngineSilent as error:
+                    raise EngineUnavailable(str(error)) from error
+                except EngineRefused as error:
+                    raise EnvStartFailed(f"the helper's volume: {error}") from error
+        volume = self._volumes[image.architecture]
+        if volume is None and self._config.session == "helper":
+            known = ", ".join(sorted(MACHINES))
+            raise EnvStartFailed(
+                f"session 'helper': none for architecture {image.architecture!r} (only {known});"
+                " 'auto' uses the shell there"
+            )
+        return volume
+
+    # --- leases -------------------------------------------------------------------------------
+
+    async def detach(self, env: DockerEnv, *, lease_s: float, snapshot: bool = False) -> EnvLease:
+        """Let go of an environment that somebody will `attach` to within `lease_s` seconds.
+
+        It keeps its place among the live ones while this process may still get it back. With
+        `snapshot` its file system is kept as an image, for the case that the container is gone.
+        """
+        image = None
+        if snapshot:
+            image = await self.engine.commit(env.name, {SNAPSHOT_LABEL: env.name})
+        lease = EnvLease(
+            container=env.name,
+            image=env.spec.image,
+            workdir=env.spec.workdir,
+            env=dict(env.spec.env),
+            labels=dict(env.spec.labels),
+            expires_at=self._runner.wall_time() + lease_s,
+            snapshot=image,
+        )
+        await self._runner.to_thread(self._book.write, lease)
+        await env.let_go(ttl_s=round(lease_s) + LEASE_MARGIN_S)
+        self._envs.pop(env.name, None)
+        timer = asyncio.get_running_loop().call_later(lease_s, self._expire, lease)
+        self._leased[env.name] = self._releases.pop(env.name), timer
+        return lease
+
+    def _expire(self, lease: EnvLease) -> None:
+        release, _timer = self._leased.pop(lease.container)
+        self._nursery.start(self._end_lease(lease, release), name="end a lease")
+
+    async def _end_lease(self, lease: EnvLease, release: Callable[[], None]) -> None:
+        """Remove what nobody came back for; another process may have."""
+        try:
+            if not self._book.is_held(lease.container):
+                await self._launcher.container(lease.container, shell=False)[0].remove()
+                self._book.drop(lease.container)
+        finally:
+            release()
+
+    async def attach(self, lease: EnvLease) -> DockerEnv:
+        """Take a detached environment back, here or in another process.
+
+        When its container is gone a snapshot restores the file system, if one was made; otherwise
+        EnvDied says so and the episode restarts clean.
+        """
+        image = await self._image(lease.image)
+        if lease.container in self._leased:
+            release, timer = self._leased.pop(lease.container)
+            timer.cancel()
+        else:
+            await self._live.acquire()
+            release = self._live.release
+        try:
+            launched = await self._attached(lease, image)
+        except BaseException:
+            release()
+            raise
+        return self._env(launched, _spec_of(lease), release)
+
+    async def _attached(self, lease: EnvLease, image: Image) -> Launched:
+        volume = await self._volume(image)
+        container, session = self._launcher.container(lease.container, shell=volume is None)
+        try:
+            await container.ensure_running()
+            await session.open()
+            await session.keep_for(self._config.ttl_s)
+        except (EnvDied, StreamLost) as error:
+            await session.close()
+            if lease.snapshot is None:
+                raise EnvDied(f"leased container {lease.container} is gone: {error}") from error
+            log.info("%s is gone (%s); restoring its snapshot", lease.container, error)
+            restored = Image(id=lease.snapshot, architecture=image.architecture)
+            return await self._launch(restored, lease.labels)
+        await self._runner.to_thread(self._book.hold, lease)
+        return Launched(container=container, session=session, image=image)
+
+    # --- end ----------------------------------------------------------------------------------
+
+    def gauges(self) -> dict[str, dict[str, float]]:
+        """Each stage's slots, queue and waiting time, and the pool's state."""
+        return {
+            "starting": self._starting.gauges(),
+            "live": self._live.gauges(),
+            "rewards": self._rewards.gauges(),
+            "commands": self._commands.gauges(),
+            "pool": self._pool.gauges(),
+        }
+
+    async def close(self) -> None:
+        """Remove every environment that is neither stopped nor leased. Idempotent.
+
+        A cancelled wait leaves the removal running.
+        """
+        if not self._closed:
+            self._closed = True
+            self._pool.close()
+            for _release, timer in self._leased.values():
+                timer.cancel()  # `agentflow clean`, or the container's own ttl, ends those
+        await asyncio.shield(self._nursery.start(self._stop_all(), name="stop all"))
+        await self._nursery.wait()
+        await self._remove_stragglers()
+        await self.engine.close()
+        if self._own_runner is not None:
+            self._own_runner.close()
+
+    async def _stop_all(self) -> None:
+        stops = (env.stop() for env in list(self._envs.values()))
+        for outcome in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                log.warning("a container may be left: %s", outcome)
+
+    async def _remove_stragglers(self) -> None:
+        """Remove what the engine made after we had given it up, and what dead owners left."""
+        if self._facts is None:
+            return
+        now = self._runner.wall_time()
+        try:
+            for found in await self.engine.containers(f"{BUILDER_LABEL}={self._launcher.builder}"):
+                name = str(found["Names"][0]).lstrip("/")
+                if not self._book.is_leased(name, now=now):
+                    await self.engine.remove(name)
+            await sweep(self.engine, book=self._book, now=now)
+        except (EngineRefused, EngineSilent) as error:
+            log.warning("containers may be left, `agentflow clean` removes them: %s", error)
+
+
+async def _discard(starting: asyncio.Task[DockerEnv]) -> None:
+    """Remove what a start makes that nobody waits for any more."""
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().stop()
+
+
+def _spec_of(lease: EnvLease) -> ContainerSpec:
+    return ContainerSpec(
+        image=lease.image, workdir=lease.workdir, env=lease.env, labels=lease.labels
+    )
+
+
+def _parse(subconf: Mapping[str, Any] | DockerConfig) -> DockerConfig:
+    """Check a section. Raises ConfigError naming each bad field and its value."""
+    if isinstance(subconf, DockerConfig):
+        return subconf
+    try:
+        return DockerConfig.model_validate(dict(subconf))
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}"
+            for fault in error.errors()
+        ]
+        raise ConfigError("docker environment: " + "; ".join(faults)) from error

@@ -1,0 +1,67 @@
+"""DockerConfig: the `environment` section of a run's configuration; unknown keys are errors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class DockerConfig(BaseModel):
+    """How containers are made and how many may exist. Sizes are bytes, times seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    docker_host: str | None = None
+    """Engine's address: `unix://…`, `tcp://…`; default DOCKER_HOST, else the system's socket."""
+    image: str = "agentflow-swe:latest"
+    """Image of environments whose spec names none."""
+    pull: Literal["never", "missing"] = "missing"
+    """Whether an image that the engine lacks is fetched from its registry."""
+    user: str | None = None
+    """`uid[:gid]` or a name; None is the image's own user."""
+    session: Literal["auto", "helper", "shell"] = "auto"
+    """`auto`: the helper where we ship one for the image's architecture, else the shell."""
+
+    memory_bytes: int | None = Field(default=4 << 30, gt=0)
+    """Memory and swap together; None is no limit."""
+    cpus: float | None = Field(default=None, gt=0)
+    pids: int | None = Field(default=512, gt=0)
+    network: str = "none"
+    read_only: bool = False
+    """A read-only root; name the places to write in `tmpfs`."""
+    tmpfs: dict[str, str] = Field(default_factory=dict)
+    """Mount point to options, e.g. `{"/tmp": "size=256m,exec"}`."""
+    cap_add: tuple[str, ...] = ()
+    """On top of none at all."""
+    runtime: str | None = None
+    """The engine's runtime, `runsc` for example; None is its default."""
+
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Deadline of a command that names none."""
+    output_head_bytes: int = Field(default=512 << 10, ge=0, le=32 << 20)
+    output_tail_bytes: int = Field(default=512 << 10, ge=0, le=32 << 20)
+    keep_background: bool = False
+    """True: what a command leaves running lives until the container goes."""
+
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """From the start of `create` to the first answer of the session; waiting is not counted."""
+    engine_timeout_s: float = Field(default=60.0, gt=0)
+    """One request to the engine."""
+    reconnect_s: float = Field(default=30.0, ge=0)
+    """How long a running environment waits for an engine that went away."""
+    ttl_s: int = Field(default=4 * 3600, gt=0)
+    """A container that hears nothing for this long ends itself: longer than deadline + scoring."""
+    pause_after_s: float | None = Field(default=None, gt=0)
+    """`docker pause` an environment that waits longer than this for its next command."""
+
+    max_starting: int = Field(default=4, gt=0)
+    """Starts at once; 16 at once took 3.4 s each and no less in all."""
+    max_live: int = Field(default=256, gt=0)
+    """Containers of episodes."""
+    max_commands: int = Field(default=256, gt=0)
+    """Commands at once."""
+    max_rewards: int = Field(default=16, gt=0)
+    """Containers of judges; their own limit, so that episodes and judges never wait in a circle."""
+    pool_size: int = Field(default=0, ge=0)
+    """Containers kept ready for each image in use."""

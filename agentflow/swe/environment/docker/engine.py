@@ -1,0 +1,236 @@
+"""Engine: the control plane, which is the `docker` SDK in threads, with its errors told apart.
+
+Every method is one request (or two) and blocks a thread, never the loop. `EngineRefused` is an
+answer, `EngineSilent` is none. Makes no decision about episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentflow.errors import ConfigError
+from agentflow.swe.environment.docker.errors import EngineRefused, EngineSilent
+from agentflow.swe.environment.docker.stream import Address, RawStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from agentflow.protocols import Runner
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+CONNECTIONS = 64
+"""As many as the runner has threads; the SDK's default of 10 would open and close the rest."""
+NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerState:
+    """What the engine says about a container."""
+
+    id: str
+    running: bool
+    paused: bool
+    exit_code: int
+    out_of_memory: bool
+    error: str
+
+
+class Engine:
+    """One engine, by its address. Connects on first use."""
+
+    def __init__(self, *, host: str | None, timeout_s: float, runner: Runner) -> None:
+        self._docker = _import_sdk()
+        self.host = host or os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+        settings = {**os.environ, "DOCKER_HOST": self.host}
+        self._arguments = self._docker.utils.kwargs_from_env(environment=settings)
+        self.address = Address.parse(self.host, _tls_context(settings))
+        self._timeout_s = timeout_s
+        self._runner = runner
+        self._client: Any = None
+        self._connecting = asyncio.Lock()
+
+    async def call(self, request: Callable[[Any], Any]) -> Any:
+        """Run `request(client)` in a thread. Raises EngineRefused or EngineSilent."""
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self._runner.to_thread(self._answer, self._connect)
+        client = self._client
+        return await self._runner.to_thread(self._answer, lambda: request(client))
+
+    def _answer(self, request: Callable[[], Any]) -> Any:
+        requests = self._docker.api.client.requests
+        errors = self._docker.errors
+        try:
+            self._knock()
+            return request()
+        except errors.APIError as error:
+            message = str(error.explanation or error)
+            raise EngineRefused(message, status=error.status_code or 0) from error
+        except (requests.exceptions.RequestException, errors.DockerException, OSError) as error:
+            raise EngineSilent(f"engine at {self.host}: {error}") from error
+
+    def _knock(self) -> None:
+        """Raise OSError where nobody listens: the SDK would not close the socket that it tried."""
+        if self.address.unix is not None:
+            with socket.socket(socket.AF_UNIX) as knock:
+                knock.settimeout(self._timeout_s)
+                knock.connect(self.address.unix)
+
+    def _connect(self) -> Any:
+        return self._docker.APIClient(
+            **self._arguments,
+            timeout=self._timeout_s,
+            max_pool_size=CONNECTIONS,
+            version="auto",
+        )
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        client, self._client = self._client, None
+        if client is not None:
+            await self._runner.to_thread(client.close)
+
+    # --- containers ---------------------------------------------------------------------------
+
+    async def create(self, settings: Mapping[str, Any], host: Mapping[str, Any]) -> str:
+        """Create a container and return its id; `host` is the SDK's `create_host_config`."""
+
+        def request(client: Any) -> str:
+            config = client.create_host_config(**host)
+            return str(client.create_container(host_config=config, **settings)["Id"])
+
+        return str(await self.call(request))
+
+    async def start(self, container: str) -> None:
+        """Start it."""
+        await self.call(lambda client: client.start(container))
+
+    async def state(self, container: str) -> ContainerState | None:
+        """Describe it, None when the engine has none of that name."""
+        try:
+            info = await self.call(lambda client: client.inspect_container(container))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        state = info["State"]
+        return ContainerState(
+            id=info["Id"],
+            running=bool(state["Running"]),
+            paused=bool(state.get("Paused")),
+            exit_code=int(state["ExitCode"]),
+            out_of_memory=bool(state.get("OOMKilled")),
+            error=str(state.get("Error") or ""),
+        )
+
+    async def remove(self, container: str) -> None:
+        """Kill and remove it with its volumes; well when it is gone already."""
+        try:
+            await self.call(lambda client: client.remove_container(container, force=True, v=True))
+        except EngineRefused as error:
+            if error.status != NOT_FOUND and "already in progress" not in str(error):
+                raise
+
+    async def pause(self, container: str) -> None:
+        """Freeze its processes."""
+        await self.call(lambda client: client.pause(container))
+
+    async def unpause(self, container: str) -> None:
+        """Thaw its processes."""
+        await self.call(lambda client: client.unpause(container))
+
+    async def commit(self, container: str, labels: Mapping[str, str]) -> str:
+        """Make an image of its file system and return the image's id."""
+        changes = [f"LABEL {name}={value}" for name, value in labels.items()]
+        made = await self.call(lambda client: client.commit(container, changes=changes))
+        return str(made["Id"])
+
+    async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """List all containers that carry `label` (`name` or `name=value`), stopped ones too."""
+        found = await self.call(lambda c: c.containers(all=True, filters={"label": label}))
+        return list(found)
+
+    async def oom_events(self, container: str, *, since: float, until: float) -> int:
+        """Count `oom` events between two times (seconds since the epoch of the engine's clock)."""
+
+        def request(client: Any) -> int:
+            found = client.events(
+                since=int(since),
+                until=int(until) + 1,
+                decode=True,
+                filters={"container": container, "event": "oom"},
+            )
+            return sum(1 for _ in found)
+
+        return int(await self.call(request))
+
+    # --- images and volumes -------------------------------------------------------------------
+
+    async def image(self, name: str) -> Mapping[str, Any] | None:
+        """Describe an image, None when the engine has none of that name."""
+        try:
+            found: Mapping[str, Any] = await self.call(lambda client: client.inspect_image(name))
+        except EngineRefused as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        return found
+
+    async def pull(self, name: str) -> None:
+        """Fetch an image from its registry."""
+        repository, tag = self._docker.utils.parse_repository_tag(name)
+        await self.call(lambda client: client.pull(repository, tag=tag or "latest"))
+
+    # --- streams ------------------------------------------------------------------------------
+
+    async def attach(
+        self, container: str, *, received: Callable[[bytes], None], lost: Callable[[], None]
+    ) -> RawStream:
+        """Connect to the stdin and stdout of PID 1. Raises StreamLost."""
+        path = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+        return await RawStream.open(self.address, path, received=received, lost=lost)
+
+    async def exec_stream(
+        self,
+        container: str,
+        argv: Sequence[str],
+        *,
+        received: Callable[[bytes], None],
+        lost: Callable[[], None],
+    ) -> RawStream:
+        """Run `argv` beside PID 1 and connect to it. Raises StreamLost, EngineRefused."""
+        made = await self.call(
+            lambda client: client.exec_create(container, list(argv), stdin=True)["Id"]
+        )
+        body = {"Detach": False, "Tty": False}
+        return await RawStream.open(
+            self.address, f"/exec/{made}/start", body=body, received=received, lost=lost
+        )
+
+
+def _import_sdk() -> Any:
+    """Import the optional dependency. Raises ConfigError with the command that installs it."""
+    try:
+        import docker  # noqa: PLC0415  # optional: the light core runs without it
+        import docker.errors  # noqa: PLC0415
+        import docker.utils  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            "environment `docker` needs the Docker SDK: pip install 'agentflow-rl[docker]'"
+        ) from error
+    return docker
+
+
+def _tls_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
+    if not environment.get("DOCKER_TLS_VERIFY"):
+        return None
+    folder = Path(environment.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context

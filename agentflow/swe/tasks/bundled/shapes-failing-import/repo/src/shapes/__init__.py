@@ -1,0 +1,1 @@
+"""Small vector scenes: `shapes.scene.Scene`, drawn by `shapes.render`."""

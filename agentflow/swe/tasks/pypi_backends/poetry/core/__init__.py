@@ -1,0 +1,1 @@
+"""Stand-in; see metadata_from_pkg_info."""

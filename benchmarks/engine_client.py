@@ -1,0 +1,206 @@
+"""What a generation costs this process: our client beside httpx and aiohttp, in one run.
+
+CPU time of this process alone, against a server in another process that answers from memory; then
+the lag of the event loop under many open streams, beside the lag of an idle loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine_rivals import CLIENTS, Ours
+from benchmarks.engine_server import VOCAB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.engine_rivals import Client
+
+PROMPT = 32_768
+EVENTS = 200
+RUNS = {1: 30, 100: 200, 1000: 1000}
+"""Generations at each concurrency."""
+GATED = 100
+"""The concurrency whose ratios are the gates."""
+
+OPEN_STREAMS = 1000
+STARTS_PER_S = 20
+TOKENS_PER_S = 25_000
+CHUNK = 16
+LAG_S = 10.0
+TICK_S = 0.005
+
+
+def main() -> None:
+    """Run everything, print a table, write the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_client")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=5, help="medians are over so many")
+    parser.add_argument("--concurrency", type=int, nargs="*", default=list(RUNS))
+    parser.add_argument("--no-lag", action="store_true")
+    options = parser.parse_args()
+    figures: dict[str, float] = {}
+    for concurrency in options.concurrency:
+        rounds = options.rounds if concurrency <= GATED else 1
+        figures |= costs(concurrency, rounds)
+    if not options.no_lag:
+        figures |= lags()
+    show(figures)
+    if options.json:
+        options.json.write_text(json.dumps(report(figures, options.rounds), indent=1) + "\n")
+
+
+# --- CPU per generation -----------------------------------------------------------------------
+
+
+def costs(concurrency: int, rounds: int) -> dict[str, float]:
+    """Return CPU microseconds of each client, and the others' as ratios to ours."""
+    runs = RUNS.get(concurrency, concurrency)
+    with server(EVENTS, 1, 0.0, 0) as url:
+        seen: dict[str, list[float]] = {name: [] for name in CLIENTS}
+        for _ in range(rounds):
+            for name, make in CLIENTS.items():
+                cpu_s = asyncio.run(_cpu_s(make, url, concurrency, runs))
+                seen[name].append(cpu_s / runs * 1e6)
+    figures: dict[str, float] = {}
+    for name, values in seen.items():
+        figures[f"us_per_generation_{name}_{concurrency}"] = statistics.median(values)
+        figures[f"us_per_token_{name}_{concurrency}"] = statistics.median(values) / EVENTS
+        if name != "ours":
+            ratios = [theirs / ours for theirs, ours in zip(values, seen["ours"], strict=True)]
+            suffix = "" if concurrency == GATED else f"_{concurrency}"
+            figures[f"cpu_ratio_{name}{suffix}"] = statistics.median(ratios)
+    return figures
+
+
+async def _cpu_s(make: Callable[[str], Client], url: str, concurrency: int, runs: int) -> float:
+    client = make(url)
+    ids = np.random.default_rng(0).integers(0, VOCAB, PROMPT).tolist()
+    await _generate_all(client, ids, range(concurrency), concurrency)  # opens the connections
+    started = time.process_time()
+    await _generate_all(client, ids, range(concurrency, concurrency + runs), concurrency)
+    spent = time.process_time() - started
+    await client.close()
+    return spent
+
+
+async def _generate_all(client: Client, ids: list[int], numbers: range, concurrency: int) -> None:
+    waiting = iter(numbers)
+
+    async def worker() -> None:
+        for number in waiting:
+            tokens = await client.generate(number, ids)
+            assert tokens == EVENTS, f"{tokens} tokens instead of {EVENTS}"
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
+
+
+# --- lag of the loop --------------------------------------------------------------------------
+
+
+def lags() -> dict[str, float]:
+    """Return how late a timer fires with many open streams, and in an idle loop."""
+    idle = asyncio.run(_lag_of(LAG_S))
+    interval_s = OPEN_STREAMS * CHUNK / TOKENS_PER_S
+    events = round(OPEN_STREAMS / STARTS_PER_S / interval_s)
+    with server(events, CHUNK, interval_s, OPEN_STREAMS) as url:
+        busy, tokens_per_s = asyncio.run(_busy_lag(url))
+    p99_idle, p99 = (float(np.percentile(lag, 99)) * 1e3 for lag in (idle, busy))
+    return {
+        "lag_p50_ms": float(np.percentile(busy, 50)) * 1e3,
+        "lag_p99_ms": p99,
+        "lag_idle_p99_ms": p99_idle,
+        "lag_ratio_idle": p99 / p99_idle,
+        "lag_tokens_per_s": tokens_per_s,
+    }
+
+
+async def _lag_of(seconds: float) -> list[float]:
+    loop, lags = asyncio.get_running_loop(), []
+    end = loop.time() + seconds
+    while (now := loop.time()) < end:
+        await asyncio.sleep(TICK_S)
+        lags.append(max(0.0, loop.time() - now - TICK_S))
+    return lags
+
+
+async def _busy_lag(url: str) -> tuple[list[float], float]:
+    client = Ours(url)
+    ids = np.random.default_rng(0).integers(0, VOCAB, PROMPT).tolist()
+    tokens = 0
+
+    async def one(number: int) -> None:
+        nonlocal tokens
+        tokens += await client.generate(number, ids)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for number in range(OPEN_STREAMS):
+            tasks.append(group.create_task(one(number)))
+            await asyncio.sleep(0.002)
+        measuring = group.create_task(_lag_of(LAG_S))
+        for number in range(round(LAG_S * STARTS_PER_S)):
+            tasks.append(group.create_task(one(OPEN_STREAMS + number)))
+            await asyncio.sleep(1 / STARTS_PER_S)
+        lag = await measuring
+        for task in tasks:
+            task.cancel()
+    await client.close()
+    return lag, TOKENS_PER_S
+
+
+# --- around it --------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(events: int, tokens: int, interval_s: float, staggered: int) -> Iterator[str]:
+    """Run the server in a process of its own; gives its url."""
+    arguments = [str(value) for value in (events, tokens, interval_s, staggered)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.engine_server", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def show(figures: dict[str, float]) -> None:
+    """Print the figures."""
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.2f}")
+    Console().print(table)
+
+
+def report(figures: dict[str, float], rounds: int) -> dict[str, Any]:
+    """Return what is written as JSON."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    config = {"prompt": PROMPT, "events": EVENTS, "rounds": rounds, "gated_at": GATED}
+    return {"commit": commit, "seed": 0, "config": config, "figures": figures}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Nothing is left behind: by a cancelled stop, a killed process, a restarted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import docker, our_containers
+
+from agentflow.errors import EnvDied
+from agentflow.swe.environment.docker import DockerEnvBuilder, clean
+from agentflow.swe.environment.docker.errors import EngineGone
+from agentflow.types import ContainerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
+
+SMALL = {"pids": 64, "memory_bytes": 64 << 20, "timeout_s": 30}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def builder() -> AsyncIterator[DockerEnvBuilder]:
+    """A builder of small containers."""
+    builder = DockerEnvBuilder(SMALL)
+    yield builder
+    await builder.close()
+
+
+async def test_close_removes_what_is_not_stopped(builder: DockerEnvBuilder) -> None:
+    """Environments that nobody stopped go with their builder."""
+    envs = await asyncio.gather(*(builder.start(ContainerSpec()) for _ in range(3)))
+    assert {env.name for env in envs} <= set(our_containers())
+    await builder.close()
+    assert not {env.name for env in envs} & set(our_containers())
+
+
+async def test_a_stop_cancelled_twice_still_removes(builder: DockerEnvBuilder) -> None:
+    """A second cancellation ends the wait, not the removal."""
+    env = await builder.start(ContainerSpec())
+
+    async def stop() -> None:
+        try:
+            await env.stop()
+        finally:
+            await env.stop()
+
+    stopping = asyncio.ensure_future(stop())
+    for _ in range(2):
+        await asyncio.sleep(0)
+        stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await builder.close()
+    assert env.name not in our_containers()
+
+
+OWNER = """
+import asyncio, sys
+from agentflow.swe.environment.docker import DockerEnvBuilder
+from agentflow.types import ContainerSpec
+
+async def main():
+    builder = DockerEnvBuilder({"pids": 64, "memory_bytes": 64 << 20})
+    env = await builder.start(ContainerSpec())
+    other = await builder.start(ContainerSpec())
+    if "lease" in sys.argv:
+        await builder.detach(other, lease_s=float(sys.argv[2]))
+    print(env.name, other.name, flush=True)
+    await env.execute("sleep 1000", timeout_s=900)
+
+asyncio.run(main())
+"""
+
+
+def killed_owner(*arguments: str) -> list[str]:
+    """Run a process that starts two environments and is killed; returns their names."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as out:
+        names = out.readline().split()
+    process.kill()
+    process.wait()
+    return names
+
+
+async def test_clean_removes_what_a_killed_process_left(builder: DockerEnvBuilder) -> None:
+    """`kill -9` of an owner: its containers go, those of the living stay."""
+    living = await builder.start(ContainerSpec())
+    names = killed_owner()
+    assert len(names) == 2
+    assert set(names) <= set(our_containers())
+    swept = await clean()
+    assert set(swept.containers) == set(names)
+    assert living.name in our_containers()
+    assert (await living.execute("echo lives")).output == b"lives\n"
+
+
+async def test_the_next_start_sweeps(builder: DockerEnvBuilder) -> None:
+    """No command is needed: the next run's first start removes them too."""
+    names = killed_owner()
+    await builder.start(ContainerSpec())
+    assert not set(names) & set(our_containers())
+
+
+async def test_a_lease_of_a_dead_owner_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What may still be resumed stays until its lease is over, and `keep` keeps the rest."""
+    monkeypatch.setenv("AGENTFLOW_CACHE", str(tmp_path))
+    plain, leased = killed_owner("lease", "3600")
+    assert (await clean(keep=[plain])).containers == ()
+    assert (await clean()).containers == (plain,)
+    assert leased in our_containers()
+    for file in (tmp_path / "docker" / "leases").iterdir():
+        file.unlink()
+    assert (await clean()).containers == (leased,)
+
+
+async def test_foreign_containers_are_left_alone() -> None:
+    """`clean` knows its own by their label and touches nothing else."""
+    name = docker("run", "-d", "--network", "none", "agentflow-swe:latest", "sleep", "1000")
+    try:
+        await clean()
+        assert docker("inspect", "-f", "{{.State.Running}}", name) == "true"
+    finally:
+        docker("rm", "-f", name)
+
+
+async def test_a_container_that_hears_nothing_ends_itself() -> None:
+    """The time to live needs no owner and no sweep, and a command in between renews it."""
+    builder = DockerEnvBuilder({**SMALL, "ttl_s": 1})
+    env = await builder.start(ContainerSpec())
+    await env.execute("sleep 1.5")
+    assert docker("inspect", "-f", "{{.State.Running}}", env.name) == "true"
+    docker("wait", env.name)
+    with pytest.raises(EnvDied, match="ttl_s"):
+        await env.execute("true")
+    await builder.close()
+
+
+# --- the engine restarts ----------------------------------------------------------------------
+
+ENGINE = ROOT / "scripts" / "docker-engine.sh"
+
+
+def engine_pid() -> int:
+    """Return the pid of the engine that the script started; skip where it is another's."""
+    cache = os.environ.get("AGENTFLOW_CACHE") or Path.home() / ".cache" / "agentflow"
+    file = Path(cache) / "docker" / "dockerd.pid"
+    if not file.exists():
+        pytest.skip("this machine's engine is not ours to kill")
+    return int(file.read_text())
+
+
+def kill_engine() -> None:
+    """Kill the engine as a crash would, and wait until it is gone."""
+    pid = engine_pid()
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/fd/0").exists():
+        time.sleep(0.01)
+
+
+def start_engine() -> None:
+    """Start it again, with its containers."""
+    subprocess.run([ENGINE, "start"], check=True, capture_output=True)
+
+
+async def test_a_command_survives_a_restart_of_the_engine(builder: DockerEnvBuilder) -> None:
+    """The command in flight runs on, and its end is fetched over a new connection."""
+    env = await builder.start(ContainerSpec())
+    async with asyncio.TaskGroup() as group:
+        command = group.create_task(
+            env.execute("touch up; until test -e go; do sleep 0.05; done; echo whole; exit 9")
+        )
+        await asyncio.sleep(0)  # the first command has the main session
+        await env.execute("until test -e up; do sleep 0.01; done", timeout_s=20)
+        kill_engine()
+        await asyncio.to_thread(start_engine)
+        await env.execute("touch go")
+    assert (command.result().exit_code, command.result().output) == (9, b"whole\n")
+    assert (await env.execute("echo next")).output == b"next\n"
+    await env.stop()
+
+
+async def test_a_command_that_ends_while_the_engine_is_away(builder: DockerEnvBuilder) -> None:
+    """Its end is kept by the helper until somebody asks."""
+    env = await builder.start(ContainerSpec())
+    async with asyncio.TaskGroup() as group:
+        command = group.create_task(env.execute("touch up; sleep 0.3; seq 20000; exit 4"))
+        await asyncio.sleep(0)  # the first command has the main session
+        await env.execute("until test -e up; do sleep 0.01; done", timeout_s=20)
+        kill_engine()
+        await asyncio.sleep(0.6)
+        await asyncio.to_thread(start_engine)
+    assert command.result().exit_code == 4
+    assert command.result().output == b"".join(b"%d\n" % i for i in range(1, 20001))
+    await env.stop()
+
+
+async def test_an_engine_that_stays_away_is_told() -> None:
+    """After `reconnect_s` the episode ends, and says that it was the engine."""
+    builder = DockerEnvBuilder({**SMALL, "reconnect_s": 0.2})
+    env = await builder.start(ContainerSpec())
+    try:
+        kill_engine()
+        with pytest.raises(EngineGone, match="no engine"):
+            await env.execute("true")
+    finally:
+        start_engine()
+    await env.stop()
+    await builder.close()

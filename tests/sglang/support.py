@@ -1,0 +1,90 @@
+"""What the tests of the SGLang engine share."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentflow.engine.fake_sglang import FakeModel, FakeOptions, FakeSglang
+from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
+from agentflow.types import GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+VOCAB = 512
+PROMPT = tuple(range(10, 42))
+MODEL = FakeModel(vocab_size=VOCAB, eos_id=VOCAB - 1)
+
+
+class Sink:
+    """Collects tokens and wakes who waits for the n-th."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self._changed = asyncio.Event()
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Take tokens."""
+        assert len(ids) == len(logprobs)
+        self.ids += ids
+        self.logprobs += logprobs
+        self.versions += [version] * len(ids)
+        self._changed.set()
+
+    async def reached(self, count: int) -> None:
+        """Wait for `count` tokens."""
+        async with asyncio.timeout(30):
+            while len(self.ids) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def request(
+    n: int = 0, prompt: Sequence[int] = PROMPT, *, priority: int | None = None, **sampling: Any
+) -> GenerationRequest:
+    """Make a greedy request with a rid of fixed width."""
+    params = {"temperature": 0.0, "max_new_tokens": 32, **sampling}
+    return GenerationRequest(
+        rid=f"{0:012x}-{n:016x}-0000-000000",
+        input_ids=np.asarray(prompt, np.int32),
+        sampling=SamplingParams(**params),
+        priority=priority,
+    )
+
+
+def expected(count: int, prompt: Sequence[int] = PROMPT, version: str = "default") -> list[int]:
+    """Return what the fake server's model says after `prompt`."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(MODEL.next_token(ids, len(ids), version)[0])
+    return ids[len(prompt) :]
+
+
+@asynccontextmanager
+async def pair(
+    *, deadlines: Deadlines | None = None, **options: Any
+) -> AsyncIterator[tuple[FakeSglang, SglangEngine]]:
+    """Start a fake server and an engine on it."""
+    options.setdefault("model", MODEL)
+    async with FakeSglang(FakeOptions(**options)) as server:
+        config = SglangConfig(
+            urls=(server.url,),
+            vocab_size=VOCAB,
+            deadlines=deadlines or Deadlines(),
+            api_key=options.get("api_key"),
+        )
+        async with SglangEngine(config) as engine:
+            yield server, engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until `condition` holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # the server does not tell
+            await asyncio.sleep(0)

@@ -1,0 +1,236 @@
+"""A real SGLang on the CPU: no token lost, doubled or misattributed, whatever is done to it.
+
+The checkpoints' next token is the last one's successor by a margin of 3 nats, as
+`sglang_cpu.checkpoint` says, so that a run's ids are known beforehand, for each set of weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from support import Sink
+
+from agentflow.engine.rids import RidFactory
+from agentflow.engine.sglang import PauseMode, SglangConfig, SglangEngine
+from agentflow.engine.sglang_cpu import Layout
+from agentflow.errors import EngineAdminFailed, GenerationAborted
+from agentflow.types import EpisodeId, FinishReason, GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+pytestmark = pytest.mark.sglang
+
+LAYOUT = Layout.default()
+RUNS = 240
+CONCURRENT = 16
+BUDGET = 24
+PROMPTS = 12
+SEED = 20260
+
+
+@pytest.fixture(scope="module")
+def successors() -> dict[str, list[int]]:
+    """Next token of each token, for both sets of weights."""
+    return {
+        name: json.loads((LAYOUT.checkpoint(name) / "successors.json").read_text())
+        for name in ("a", "b")
+    }
+
+
+@pytest.fixture
+async def engine(sglang_url: str) -> AsyncIterator[SglangEngine]:
+    """Connect to the server; leaves it with the weights `a` as version 0."""
+    async with SglangEngine(SglangConfig(urls=(sglang_url,))) as engine:
+        await engine.wait_ready(timeout_s=60)
+        yield engine
+        await engine.resume()
+        if (await engine.info()).weight_version:
+            await load(engine, "a", 0)
+
+
+async def load(engine: SglangEngine, name: str, version: int) -> None:
+    """Load a checkpoint."""
+    await engine.update_weights_from_disk(str(LAYOUT.checkpoint(name)), version=version)
+
+
+def prompt_of(number: int) -> list[int]:
+    """Return one of PROMPTS prompts, none the beginning of another."""
+    chance = random.Random(f"{SEED}/{number % PROMPTS}")
+    return [chance.randrange(3, 348) for _ in range(8 + number % PROMPTS)]
+
+
+def chain(prompt: Sequence[int], count: int, following: Sequence[int]) -> list[int]:
+    """Return what the weights say after `prompt`."""
+    ids = [prompt[-1]]
+    for _ in range(count):
+        ids.append(following[ids[-1]])
+    return ids[1:]
+
+
+class Runs:
+    """Makes requests with new rids, and runs them to the end of a budget, aborts or not."""
+
+    def __init__(self, engine: SglangEngine) -> None:
+        self.engine = engine
+        self.rids = RidFactory()
+        self.aborts = 0
+
+    def request(
+        self, number: int, sink: Sink, attempt: int, budget: int = BUDGET
+    ) -> GenerationRequest:
+        """Go on from what the sink has."""
+        return GenerationRequest(
+            rid=self.rids.make(EpisodeId(uid=str(number)), attempt=0, generation=attempt),
+            input_ids=np.asarray([*prompt_of(number), *sink.ids], np.int32),
+            sampling=SamplingParams(temperature=0.0, max_new_tokens=budget - len(sink.ids)),
+        )
+
+    async def to_the_end(self, number: int, aborts: Sequence[int], budget: int = BUDGET) -> Sink:
+        """Generate `budget` tokens, aborting when so many have come in all; 0 aborts at once."""
+        sink, attempt = Sink(), 0
+        while len(sink.ids) < budget:
+            request = self.request(number, sink, attempt, budget)
+            limit = aborts[attempt] if attempt < len(aborts) else None
+            attempt += 1
+            try:
+                async with asyncio.TaskGroup() as group:
+                    if limit is not None:
+                        group.create_task(self._abort_at(request.rid, sink, limit))
+                    group.create_task(self._generate(request, sink))
+            except* GenerationAborted:
+                self.aborts += 1
+        return sink
+
+    async def _generate(self, request: GenerationRequest, sink: Sink) -> None:
+        result = await self.engine.generate(request, sink)
+        assert result.finish is FinishReason.LENGTH
+        sink.append([], [], 0)
+
+    async def _abort_at(self, rid: str, sink: Sink, tokens: int) -> None:
+        await sink.reached(min(tokens, BUDGET))
+        await self.engine.abort(rid)
+
+
+async def test_hundreds_of_aborts_leave_no_trace(
+    engine: SglangEngine, successors: dict[str, list[int]]
+) -> None:
+    """240 generations, aborted at random moments under load and continued, equal calm ones."""
+    chance = random.Random(SEED)
+    calm, stormy = Runs(engine), Runs(engine)
+    async with asyncio.TaskGroup() as group:
+        undisturbed = [group.create_task(calm.to_the_end(n, [])) for n in range(PROMPTS)]
+    slots = asyncio.Semaphore(CONCURRENT)
+
+    async def one(number: int) -> Sink:
+        aborts = sorted(chance.randrange(BUDGET) for _ in range(chance.choice([0, 1, 1, 2, 3])))
+        async with slots:
+            return await stormy.to_the_end(number, aborts)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(number)) for number in range(RUNS)]
+    for number, task in enumerate(tasks):
+        sink, reference = task.result(), undisturbed[number % PROMPTS].result()
+        expected = chain(prompt_of(number), BUDGET, successors["a"])
+        assert reference.ids == expected
+        assert sink.ids == expected
+        np.testing.assert_allclose(sink.logprobs, reference.logprobs, atol=2e-3)
+        assert set(sink.versions) == {0}
+    assert stormy.aborts > RUNS / 2
+    (load,) = await engine.loads()
+    assert (load.running, load.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", list(PauseMode))
+async def test_weights_change_under_running_generations(
+    engine: SglangEngine, successors: dict[str, list[int]], mode: PauseMode
+) -> None:
+    """In every mode each token is what the weights of its version say after the one before it."""
+    runs = Runs(engine)
+    budget = 40
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(runs.to_the_end(n, [], budget)) for n in range(4)]
+        first = group.create_task(_tokens_on(engine, 12))
+        await first
+        await engine.pause(mode)
+        await load(engine, "b", 7)
+        if mode is not PauseMode.IN_PLACE:
+            await engine.flush()
+        await engine.resume()
+    names = {0: successors["a"], 7: successors["b"]}
+    versions = set()
+    for number, task in enumerate(tasks):
+        sink = task.result()
+        assert len(sink.ids) == budget
+        before = [prompt_of(number)[-1], *sink.ids]
+        for last, token, version in zip(before, sink.ids, sink.versions, strict=False):
+            assert token == names[version][last]
+        versions |= set(sink.versions)
+    assert 0 in versions
+    if mode is not PauseMode.DRAIN:
+        assert 7 in versions
+    assert (runs.aborts > 0) is (mode is PauseMode.ABORT)
+
+
+async def _tokens_on(engine: SglangEngine, count: int) -> None:
+    """Return when a generation of its own, beside the others, has had `count` tokens."""
+    await Runs(engine).to_the_end(99, [], count)
+
+
+async def test_a_retracted_generation_that_is_aborted_keeps_its_tokens(
+    engine: SglangEngine, successors: dict[str, list[int]]
+) -> None:
+    """Paused in mode retract, an abort ends a generation at once, with all it had."""
+    runs, sink = Runs(engine), Sink()
+    request = runs.request(0, sink, 0, budget=2000)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_aborted(engine, request, sink))
+        await sink.reached(6)
+        async with engine.paused(PauseMode.RETRACT):
+            await engine.abort(request.rid)
+            await task
+            assert await engine.unhealthy() == []
+    assert sink.ids == chain(prompt_of(0), len(sink.ids), successors["a"])
+    assert len(sink.ids) >= 6
+
+
+async def _aborted(engine: SglangEngine, request: GenerationRequest, sink: Sink) -> None:
+    with pytest.raises(GenerationAborted):
+        await engine.generate(request, sink)
+
+
+async def test_a_checkpoint_that_does_not_exist_is_refused(engine: SglangEngine) -> None:
+    """The server's own words are in the error, and it generates on."""
+    with pytest.raises(EngineAdminFailed, match="update_weights_from_disk"):
+        async with engine.paused(PauseMode.RETRACT):
+            await engine.update_weights_from_disk("/nowhere/at/all", version=1)
+    sink = await Runs(engine).to_the_end(1, [], 4)
+    assert len(sink.ids) == 4
+
+
+async def test_metrics_and_capacity_are_read(engine: SglangEngine) -> None:
+    """Gauges come once each, and the capacity is the launch line's."""
+    metrics = (await engine.metrics())[0]
+    assert metrics["sglang:num_running_reqs"] == 0
+    info = await engine.info()
+    assert info.kv_tokens == 16_384
+    assert info.vocab_size == 348
+    assert info.context_length == 4090
+
+
+async def test_the_longest_prompt_that_is_allowed_is_served(engine: SglangEngine) -> None:
+    """`context_length` is the truth: one token less of prompt leaves room for one."""
+    limit = (await engine.info()).context_length
+    request = GenerationRequest(
+        rid=RidFactory().make(EpisodeId(uid="long"), attempt=0, generation=0),
+        input_ids=np.full(limit - 1, 5, np.int32),
+        sampling=SamplingParams(temperature=0.0, max_new_tokens=1),
+    )
+    sink = Sink()
+    await engine.generate(request, sink)
+    assert len(sink.ids) == 1

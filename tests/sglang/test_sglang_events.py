@@ -1,0 +1,169 @@
+"""Bytes to events to tokens: linear, exact, and loud about nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import Sink
+
+from agentflow.engine.sglang.events import EventBuffer, values
+from agentflow.engine.sglang.tokens import TokenStream
+from agentflow.errors import EngineDied, EngineRejected
+
+WIRE = Path(__file__).parent / "wire"
+
+
+def event(
+    ids: list[int], count: int, *, version: str = "default", reason: Any = None, **meta: Any
+) -> bytes:
+    """Return an event whose log-probs are minus the ids over a thousand."""
+    whole = {
+        "output_ids": ids,
+        "meta_info": {
+            "finish_reason": reason,
+            "weight_version": version,
+            "output_token_logprobs": [[-i / 1000, i, None] for i in ids],
+            "completion_tokens": count,
+            **meta,
+        },
+    }
+    return json.dumps(whole).encode()
+
+
+def block(*payloads: bytes) -> bytes:
+    """Return events as they come."""
+    return b"".join(b"data: " + payload + b"\n\n" for payload in payloads)
+
+
+def stream(version: str = "default") -> tuple[TokenStream, Sink]:
+    """Return a stream and what it fills."""
+    sink = Sink()
+    return TokenStream(sink, version=version), sink
+
+
+@given(
+    payloads=st.lists(st.text(max_size=30), max_size=8),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+)
+def test_events_survive_any_cut(payloads: list[str], cuts: list[int]) -> None:
+    """However the bytes are cut, the same payloads come out in order."""
+    whole = b"".join(b"data: " + json.dumps(p).encode() + b"\n\n" for p in payloads)
+    buffer, got, last = EventBuffer(), [], 0
+    for cut in [*sorted(min(c, len(whole)) for c in cuts), len(whole)]:
+        got += values(buffer.feed(whole[last:cut]))
+        last = cut
+    assert got == payloads
+    assert buffer.pending == 0
+
+
+def test_comments_and_other_fields_are_ignored() -> None:
+    """A keep-alive comment and an event name do not disturb."""
+    assert list(values(b": ping\n\nevent: x\ndata: {}\n\ndata: [DONE]\n\n")) == [{}]
+
+
+def test_lines_of_one_event_are_joined() -> None:
+    """The standard allows a value on several lines."""
+    assert list(values(b"data: [1,\ndata: 2]\n\ndata:3\n\n")) == [[1, 2], 3]
+
+
+@pytest.mark.parametrize("name", ["stream_cumulative", "stream_incremental", "abort_incremental"])
+def test_observed_streams_are_read(name: str) -> None:
+    """Events as a real server sent them give ids, log-probs and the end it reported."""
+    observed = json.loads((WIRE / f"{name}.json").read_text())
+    tokens, sink = stream()
+    for payload in observed["events"]:
+        tokens.take(block(json.dumps(payload).encode() if payload != "[DONE]" else b"[DONE]"))
+    assert sink.ids == observed["ids"]
+    assert len(sink.logprobs) == len(sink.ids)
+    assert tokens.end is not None
+    assert tokens.end.reason["type"] == observed["finish"]
+
+
+def test_cumulative_events_of_one_read_cost_one_parse() -> None:
+    """Once a server is known to repeat itself, only the newest of several events is parsed."""
+    tokens, sink = stream()
+    tokens.take(block(event([1], 1)))
+    tokens.take(block(event([1, 2], 2)))
+    tokens.take(block(b"not looked at", event([1, 2, 3, 4], 4)))
+    assert sink.ids == [1, 2, 3, 4]
+
+
+def test_repeated_events_add_nothing() -> None:
+    """A duplicate of an incremental event is not a token more."""
+    tokens, sink = stream()
+    one, two = event([5], 1), event([6, 7], 3)
+    tokens.take(block(one, one, two))
+    tokens.take(block(two))
+    assert sink.ids == [5, 6, 7]
+
+
+def test_a_missing_event_is_noticed() -> None:
+    """Tokens that never came end the generation, and those before it stay."""
+    tokens, sink = stream()
+    with pytest.raises(EngineDied, match="tokens 1 to 3 are missing"):
+        tokens.take(block(event([5], 1), event([8], 4)))
+    assert sink.ids == [5]
+
+
+@pytest.mark.parametrize(
+    ("payload", "what"),
+    [
+        (b"{", "JSONDecodeError"),
+        (b"[]", "AttributeError"),
+        (b'{"output_ids": [1]}', "meta_info"),
+        (event([1], 1).replace(b"-0.001, 1", b"-0.001, 2"), "logprobs are those of other ids"),
+        (event([1], 1).replace(b"[[-0.001, 1, null]]", b"[]"), "1 ids with 0 logprobs"),
+    ],
+)
+def test_nonsense_is_named(payload: bytes, what: str) -> None:
+    """An event that is not SGLang's ends the generation with its beginning in the message."""
+    tokens, sink = stream()
+    with pytest.raises(EngineDied, match=what):
+        tokens.take(block(payload))
+    assert sink.ids == []
+
+
+def test_versions_split_where_the_last_event_says() -> None:
+    """Tokens after a reported update wait for the exact split, even where reports came late."""
+    tokens, sink = stream("3")
+    tokens.take(block(event([1, 2], 2, version="3")))
+    assert sink.versions == [3, 3]
+    tokens.take(block(event([3, 4, 5], 5, version="4")))
+    assert sink.ids == [1, 2]
+    ranges = [{"version": "3", "start": 0, "end": 3}, {"version": "4", "start": 3, "end": 6}]
+    end = {"type": "length", "length": 6}
+    tokens.take(block(event([6], 6, version="4", reason=end, weight_versions=ranges)))
+    assert sink.ids == [1, 2, 3, 4, 5, 6]
+    assert sink.versions == [3, 3, 3, 4, 4, 4]
+
+
+def test_a_stale_belief_about_the_version_costs_nothing_but_a_wait() -> None:
+    """A generation under a version that nobody told us of has exact versions in the end."""
+    tokens, sink = stream("default")
+    ranges = [{"version": "7", "start": 0, "end": 2}]
+    tokens.take(block(event([1], 1, version="7")))
+    tokens.take(
+        block(event([2], 2, version="7", reason={"type": "length"}, weight_versions=ranges))
+    )
+    assert sink.versions == [7, 7]
+    assert tokens.reported == "7"
+
+
+def test_held_tokens_survive_a_broken_stream() -> None:
+    """Without a last event, held tokens go to the sink under the version reported."""
+    tokens, sink = stream("1")
+    tokens.take(block(event([1], 1, version="2")))
+    tokens.flush()
+    assert (sink.ids, sink.versions) == ([1], [2])
+
+
+def test_a_version_that_is_no_number_is_refused() -> None:
+    """The message says how to name versions."""
+    tokens, _ = stream()
+    with pytest.raises(EngineRejected, match="'v-2' is not a whole number"):
+        tokens.take(block(event([1], 1, version="v-2")))
