@@ -144,7 +144,7 @@ def _print_report(report: SimulationReport) -> None:
     if report.waterfall is not None:
         typer.echo("waterfall")
         for name, label in _WATERFALL:
-            seconds = getattr(report.waterfall, name)
+            seconds = round(getattr(report.waterfall, name), 6) + 0.0  # no "-0.0"
             typer.echo(f"  {label:<24}{seconds:>10.1f} s  {seconds / report.makespan_s:>6.1%}")
     typer.echo(f"events     {report.events_digest}")
 

@@ -148,4 +148,12 @@ SCRIPTS: tuple[Callable[[Any], Awaitable[Any]], ...] = (
     memory_runs_out,
 )
 
-OBSERVED: dict[str, Any] = {}
+OBSERVED: dict[str, Any] = {
+    "first_come_first_served": ["b", "c", "d", "e", "a"],
+    "priority_orders_the_queue": ["b", "d", "e", "c", "a"],
+    "a_much_higher_priority_preempts": [["c", "a", "b"], [80, 120, 6]],
+    "prefixes_are_found_again": [0, 19, 28, 0],
+    "an_abort_keeps_the_kv": 1,
+    "what_fits_nowhere_waits": ["a", "b begins", "b"],
+    "memory_runs_out": [["a", "b"], [[650, 0], [520, 1]]],
+}
