@@ -7,19 +7,21 @@ A driver rolls out every sample of a source, and can hold its generations back f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from agentflow.naive_flow import NaiveFlow
+from agentflow.scheduling import Limits
 from agentflow.sim.player import tokens_to_come
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
 from executors.naive import NaiveExecutor
+from priority.policies import Fcfs, LongestPredictedFirst, ShortestPredictedFirst
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
     from agentflow.protocols import AgentFlow
-    from agentflow.scheduling import Limits
     from agentflow.sim.setup import Simulation
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId, RolloutSample, SyncMode
@@ -158,3 +160,44 @@ class TruePredictions:
 def action_level(settings: ActionLevel) -> DriverFactory:
     """Drive with ActionLevelSWEAgentFlow."""
     return lambda simulation, source: ActionLevelDriver(simulation, source, settings)
+
+
+class Schedule(StrEnum):
+    """Whole trajectories, or single actions in an order; predictions are true."""
+
+    NAIVE = "naive"
+    ACTION_FCFS = "action-fcfs"
+    ACTION_LONGEST = "action-longest"
+    ACTION_SHORTEST = "action-shortest"
+
+
+_STARTED_AHEAD = 1.5
+"""async_factor: environments per live episode, those that start ahead included."""
+
+
+def driver_of(
+    schedule: Schedule, *, slots: int, live: int, containers: int | None, submitted: int
+) -> DriverFactory:
+    """Return the driver of `schedule` with `live` episodes, on an engine of `slots` slots."""
+    policy: Policy
+    match schedule:
+        case Schedule.NAIVE:
+            return naive(live)
+        case Schedule.ACTION_FCFS:
+            policy = Fcfs()
+        case Schedule.ACTION_LONGEST:
+            policy = LongestPredictedFirst()
+        case Schedule.ACTION_SHORTEST:
+            policy = ShortestPredictedFirst()
+        case other:
+            assert_never(other)
+    admitted = max(int(live * _STARTED_AHEAD), 1)
+    limits = Limits(
+        generations=slots,
+        live=live,
+        admitted=admitted if containers is None else min(admitted, containers),
+        starts=admitted,
+        commands=live,
+        rewards=live,
+    )
+    return action_level(ActionLevel(limits=limits, policy=policy, submitted=submitted))

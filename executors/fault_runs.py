@@ -26,7 +26,7 @@ from agentflow.sim.faults import (
 )
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
-from executors.drivers import naive
+from executors.drivers import Schedule, driver_of
 from executors.fault_checks import check_cleanup, check_samples
 from executors.source import InProcessSource
 from executors.token_meter import MeteredModel
@@ -106,11 +106,26 @@ _SLOWNESS = (0.005, 0.05, 0.5)
 
 
 def run_with_faults(
-    seed: int, *, make_driver: DriverFactory | None = None, rates: FaultRates | None = None
+    seed: int,
+    *,
+    schedule: Schedule = Schedule.NAIVE,
+    make_driver: DriverFactory | None = None,
+    rates: FaultRates | None = None,
 ) -> FaultRun:
-    """Play one seed; None drives with NaiveExecutor. Never raises for what a run does wrong."""
+    """Play one seed under `schedule`, or with a driver of one's own.
+
+    Never raises for what a run does wrong: that is a violation.
+    """
     plan = plan_of(seed)
-    driver = make_driver if make_driver is not None else naive(plan.max_concurrency)
+    driver = make_driver
+    if driver is None:
+        driver = driver_of(
+            schedule,
+            slots=plan.config.engine.slots * plan.config.replicas,
+            live=plan.max_concurrency,
+            containers=plan.config.limits.containers,
+            submitted=len(plan.traces),
+        )
     run = _Run(plan, rates if rates is not None else FaultRates())
     try:
         run_virtual(run.play(driver))
