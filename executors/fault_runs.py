@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 HORIZON_S = 50_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""
+_CANCELLED_SHARE = 0.2
+"""Share of the seeds whose whole run is cancelled on the way."""
+_SLOWNESS = (0.005, 0.05, 0.5)
+"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
 SETTLE_S = 60.0
 """Virtual seconds after the end in which late aborts reach the engines."""
 
@@ -98,11 +102,6 @@ def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
         disturb_every_s=rng.choice([2.0, 10.0, 60.0]),
         cancel_after_s=rng.uniform(0, 60) if rng.random() < _CANCELLED_SHARE else None,
     )
-
-
-_CANCELLED_SHARE = 0.2
-_SLOWNESS = (0.005, 0.05, 0.5)
-"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
 
 
 def run_with_faults(
