@@ -26,8 +26,8 @@ from agentflow.sim.faults import (
 )
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
+from executors.drivers import Schedule, driver_of
 from executors.fault_checks import check_cleanup, check_samples
-from executors.simulate import naive
 from executors.source import InProcessSource
 from executors.token_meter import MeteredModel
 
@@ -36,10 +36,14 @@ if TYPE_CHECKING:
 
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-    from executors.simulate import Driver, DriverFactory
+    from executors.drivers import Driver, DriverFactory
 
-HORIZON_S = 500_000.0
+HORIZON_S = 50_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""
+_CANCELLED_SHARE = 0.2
+"""Share of the seeds whose whole run is cancelled on the way."""
+_SLOWNESS = (0.005, 0.05, 0.5)
+"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
 SETTLE_S = 60.0
 """Virtual seconds after the end in which late aborts reach the engines."""
 
@@ -100,17 +104,27 @@ def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
     )
 
 
-_CANCELLED_SHARE = 0.2
-_SLOWNESS = (0.005, 0.05, 0.5)
-"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
-
-
 def run_with_faults(
-    seed: int, *, make_driver: DriverFactory | None = None, rates: FaultRates | None = None
+    seed: int,
+    *,
+    schedule: Schedule = Schedule.NAIVE,
+    make_driver: DriverFactory | None = None,
+    rates: FaultRates | None = None,
 ) -> FaultRun:
-    """Play one seed; None drives with NaiveExecutor. Never raises for what a run does wrong."""
+    """Play one seed under `schedule`, or with a driver of one's own.
+
+    Never raises for what a run does wrong: that is a violation.
+    """
     plan = plan_of(seed)
-    driver = make_driver if make_driver is not None else naive(plan.max_concurrency)
+    driver = make_driver
+    if driver is None:
+        driver = driver_of(
+            schedule,
+            slots=plan.config.engine.slots * plan.config.replicas,
+            live=plan.max_concurrency,
+            containers=plan.config.limits.containers,
+            submitted=len(plan.traces),
+        )
     run = _Run(plan, rates if rates is not None else FaultRates())
     try:
         run_virtual(run.play(driver))
@@ -144,7 +158,7 @@ class _Run:
             engines=simulation.engines,
             model=model,
             engine=engine,
-            dispatch=driver,
+            generations=driver,
             rng=simulation.runner.random("disturbances"),
             every_s=self.plan.disturb_every_s,
         )

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from agentflow.naive_flow import NaiveFlow
 from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
-from executors.naive import NaiveExecutor
 from executors.source import InProcessSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
+    from collections.abc import Sequence
 
     from agentflow.sim.bound import LowerBound, Waterfall
     from agentflow.sim.engine_spec import EngineTimings
@@ -24,60 +21,7 @@ if TYPE_CHECKING:
     from agentflow.sim.setup import SimulationConfig
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-
-    DriverFactory: TypeAlias = Callable[[Simulation, InProcessSource], "Driver"]
-
-
-class Driver(Protocol):
-    """An executor of any kind over a simulation's parts."""
-
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        ...
-
-    def pause_dispatch(self) -> None:
-        """Start nothing new."""
-        ...
-
-    def resume_dispatch(self) -> None:
-        """Go on."""
-        ...
-
-    async def close(self) -> None:
-        """Release what outlives episodes."""
-        ...
-
-
-class NaiveDriver:
-    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
-
-    def __init__(
-        self, simulation: Simulation, source: InProcessSource, *, max_concurrency: int
-    ) -> None:
-        self._flow = simulation.flow()
-        self._executor = NaiveExecutor(
-            NaiveFlow(self._flow),
-            source,
-            renderer=simulation.renderer,
-            max_concurrency=max_concurrency,
-        )
-        self.pause_dispatch = self._executor.pause_dispatch
-        self.resume_dispatch = self._executor.resume_dispatch
-
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        await self._executor.run()
-
-    async def close(self) -> None:
-        """Remove environments that are left."""
-        await self._flow.close()
-
-
-def naive(max_concurrency: int) -> DriverFactory:
-    """Drive with NaiveExecutor and `max_concurrency` live trajectories."""
-    return lambda simulation, source: NaiveDriver(
-        simulation, source, max_concurrency=max_concurrency
-    )
+    from executors.drivers import DriverFactory
 
 
 class StartOrder(StrEnum):

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from agentflow.sim.faults import FaultyModel
 
 
-class Dispatch(Protocol):
-    """What starts new work, and stops doing so during a weight sync."""
+class Generations(Protocol):
+    """Who starts generations, and holds them back during a weight sync."""
 
-    def pause_dispatch(self) -> None:
-        """Start nothing new."""
+    async def hold(self, mode: SyncMode) -> None:
+        """Start none; return when an update in `mode` may begin."""
         ...
 
-    def resume_dispatch(self) -> None:
+    async def release(self) -> None:
         """Go on."""
         ...
 
@@ -44,7 +44,7 @@ class Disturbances:
         engines: Sequence[SimulatedEngine],
         model: FaultyModel,
         engine: Model,
-        dispatch: Dispatch,
+        generations: Generations,
         rng: random.Random,
         every_s: float,
     ) -> None:
@@ -52,7 +52,7 @@ class Disturbances:
         self._engines = engines
         self._model = model
         self._engine = engine
-        self._dispatch = dispatch
+        self._generations = generations
         self._rng = rng
         self._every_s = every_s
         self._version = 0
@@ -88,8 +88,8 @@ class Disturbances:
         mode = self._rng.choice(list(SyncMode))
         self.counts[f"weight sync, {mode}"] += 1
         self._version += 1
-        self._dispatch.pause_dispatch()
         try:
+            await self._generations.hold(mode)
             async with AsyncExitStack() as stack:
                 for engine in self._engines:
                     await stack.enter_async_context(engine.paused(mode))
@@ -99,4 +99,4 @@ class Disturbances:
         except EngineAdminFailed:
             self.counts["weight sync failed"] += 1
         finally:
-            self._dispatch.resume_dispatch()
+            await self._generations.release()

@@ -32,7 +32,7 @@ from agentflow.types import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentflow.protocols import ContainerEnvBuilder, Model, RuntimeBuilder
+    from agentflow.protocols import AgentBuilder, ContainerEnvBuilder, Model, RuntimeBuilder
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
 
@@ -91,12 +91,13 @@ class Simulation:
         self.runtime_builder: RuntimeBuilder = TraceRuntimeBuilder()
         self.renderer = TraceRenderer(config.engine.vocab_size)
 
+    def builders(self) -> tuple[AgentBuilder, ContainerEnvBuilder, RuntimeBuilder]:
+        """Return what a flow is made of, beside its engine."""
+        return TraceAgentBuilder(), self.env_builder, self.runtime_builder
+
     def flow(self) -> SWEAgentFlow:
         """Return the production flow over the simulated parts."""
-        return SWEAgentFlow(
-            TraceAgentBuilder(), self.env_builder, self.runtime_builder, self.access(),
-            runner=self.runner, events=self.events,
-        )  # fmt: skip
+        return SWEAgentFlow(*self.builders(), self.access(), runner=self.runner, events=self.events)
 
     def access(self) -> EngineAccess:
         """Return the engine as episodes see it."""
