@@ -44,12 +44,16 @@ test-slow: setup
 test-pypi: setup
 	$(PYTEST) -m pypi
 
-# A Docker engine with its own data root and socket, where the machine runs none.
+IMAGE := $(BIN)/python -m agentflow.swe.environment.docker.base_image
+
+# A Docker engine with its own data root and socket, where the machine runs none, and the image of
+# the tasks that ship, made from this machine's own files.
 docker: setup
 	scripts/docker-engine.sh start
+	eval "$$(scripts/docker-engine.sh env)" && $(IMAGE)
 
 test-docker: setup
-	scripts/with-docker.sh $(PYTEST) -m docker
+	scripts/with-docker.sh sh -c '$(IMAGE) && $(PYTEST) -m docker'
 
 # A real SGLang on this CPU: its own environment (2.5 GB) and two small checkpoints.
 sglang-cpu: setup
@@ -59,7 +63,8 @@ test-sglang: sglang-cpu
 	$(PYTEST) -m sglang
 
 soak: setup
-	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh $(PYTEST) -m docker tests/docker/test_container_soak.py
+	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh \
+		sh -c '$(IMAGE) && $(PYTEST) -m docker tests/docker/test_container_soak.py'
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
