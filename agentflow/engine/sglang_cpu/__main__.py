@@ -25,8 +25,9 @@ def main() -> int:
     parser.add_argument("action", choices=["install", "serve"])
     parser.add_argument("--smollm", action="store_true", help=f"a real model, {SMOLLM}")
     parser.add_argument("--port", type=int, default=None, help="default: a free one")
-    parser.add_argument("command", nargs="*", help="after --: what to run beside the server")
-    options = parser.parse_args()
+    parser.epilog = "After -- comes a command to run beside the server."
+    own, command = _split(sys.argv[1:])
+    options = parser.parse_args(own)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     layout = Layout.default()
     install(layout)
@@ -35,7 +36,7 @@ def main() -> int:
     if options.action == "install":
         return 0
     model = SMOLLM if options.smollm else "a"
-    return serve(layout, model=model, port=options.port, command=options.command)
+    return serve(layout, model=model, port=options.port, command=command)
 
 
 def serve(layout: Layout, *, model: str, port: int | None, command: list[str]) -> int:
@@ -54,6 +55,12 @@ def serve(layout: Layout, *, model: str, port: int | None, command: list[str]) -
             return subprocess.run(words, env=environment, check=False).returncode
     except KeyboardInterrupt:
         return 0
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split at the first --."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:
