@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def clean(docker_host: str | None) -> None:
-    """Remove the containers, snapshots and volumes of dead runs, and say which. Raises ConfigError."""
+    """Remove containers, snapshots and volumes of dead runs, and say which. Raises ConfigError."""
     from agentflow.swe.environment.docker import clean as sweep  # noqa: PLC0415  # the SDK is optional
 
     typer.echo(_told(asyncio.run(sweep(docker_host=docker_host))))
