@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 import orjson
 import yaml
 
+from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
 from executors.files import LineFile, OutputError, write_atomic
-from executors.sample_rows import sample_row, token_archive, tokens_name, trajectory_name
+from executors.sample_rows import sample_row, trajectory_name
 from executors.versions import versions
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class RunDir:
     def save_sample(self, sample: RolloutSample) -> None:
         """Keep a sample that has ended. Raises OutputError."""
         assert self._samples is not None, "open the run directory first"
-        write_atomic(self.path / tokens_name(sample.episode), token_archive(sample))
+        write_atomic(self.path / tokens_name(sample.episode.key), token_archive(sample))
         option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
         self._samples.append(orjson.dumps(sample_row(sample), default=str, option=option))
         self._predict(sample)

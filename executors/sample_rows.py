@@ -1,26 +1,17 @@
-"""How an ended sample is written down: a line of samples.jsonl, token arrays, a prediction."""
+"""How an ended sample is written down: a line of samples.jsonl, and the files that it names."""
 
 from __future__ import annotations
 
-import io
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from agentflow.engine.recorded_tokens import tokens_name
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId, RolloutSample
 
-TOKEN_ARRAYS = ("prompts", "responses", "response_mask", "rollout_log_prob", "weight_versions")
-"""What tokens/*.npz holds; all but `prompts` are equally long."""
-
 _SLUG_LENGTH = 80
 """Characters of a uid in a file name; with the key it stays far below the usual 255 bytes."""
-
-
-def tokens_name(episode: EpisodeId) -> str:
-    """Path of the sample's token arrays inside the run directory."""
-    return f"tokens/{episode.key}.npz"
 
 
 def trajectory_name(episode: EpisodeId) -> str:
@@ -60,20 +51,6 @@ def sample_row(sample: RolloutSample) -> dict[str, Any]:
         "submission": facts.submission,
         "patch": facts.patch,
         "verdict": facts.verdict,
-        "tokens": tokens_name(sample.episode),
+        "tokens": tokens_name(sample.episode.key),
         "trajectory": trajectory_name(sample.episode),
     }
-
-
-def token_archive(sample: RolloutSample) -> bytes:
-    """Give the token arrays as an uncompressed .npz file."""
-    buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        prompts=sample.prompts,
-        responses=sample.responses,
-        response_mask=sample.response_mask,
-        rollout_log_prob=sample.rollout_log_prob,
-        weight_versions=sample.weight_versions,
-    )
-    return buffer.getvalue()

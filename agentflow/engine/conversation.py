@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agentflow.engine.rids import episode_key
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -52,19 +54,13 @@ def read_turn(
     latest = starts[-2] if len(starts) > 1 else 0
     return OpenTurn(
         conversation=Conversation(
-            episode=episode_of(rid),
+            episode=episode_key(rid) or "",
             turn=len(starts) - 1,
             prompt=tokenizer.decode(ids[: starts[0]].tolist()),
             latest=tokenizer.decode(ids[latest : starts[-1]].tolist()),
         ),
         partial=tuple(ids[starts[-1] :].tolist()),
     )
-
-
-def episode_of(rid: str) -> str:
-    """Return the episode's key out of a rid `nonce-key-attempt-generation`, or an empty string."""
-    parts = rid.split("-")
-    return parts[1] if [len(p) for p in parts] == [12, 16, 4, 6] else ""
 
 
 def _ends_of(ids: NDArray[np.int32], needle: Sequence[int]) -> list[int]:

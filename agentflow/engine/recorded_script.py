@@ -8,14 +8,13 @@ other prompt is refused with the position at which it differs.
 
 from __future__ import annotations
 
-import zipfile
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from agentflow.engine.conversation import episode_of
+from agentflow.engine.recorded_tokens import TOKENS_FOLDER, read_tokens, tokens_name
+from agentflow.engine.rids import episode_key
 from agentflow.engine.scripted import Continuation
 from agentflow.errors import ConfigError, EngineRejected
 
@@ -25,53 +24,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from agentflow.engine.recorded_tokens import RecordedTokens
     from agentflow.types import GenerationRequest
-
-TOKENS_FOLDER: Final = "tokens"
 
 _CACHED_EPISODES: Final = 256
 """Records kept in memory: as many as run at once on one engine, about 1 MB each at the most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedTokens:
-    """One episode's tokens; the arrays of its npz file, which bear these names."""
-
-    prompts: NDArray[np.int32]
-    """Shape (p,): ids sent for the first generation."""
-    responses: NDArray[np.int32]
-    """Shape (r,): ids that came after."""
-    response_mask: NDArray[np.int8]
-    """Shape (r,): 1 where generated."""
-    rollout_log_prob: NDArray[np.float32]
-    """Shape (r,): nats."""
-    weight_versions: NDArray[np.int32]
-    """Shape (r,): -1 where not generated."""
-
-    def __post_init__(self) -> None:
-        for name in ("response_mask", "rollout_log_prob", "weight_versions"):
-            found = len(getattr(self, name))
-            if found != len(self.responses):
-                raise ValueError(f"{name} has {found} entries, responses {len(self.responses)}")
-
-
-def tokens_path(run_dir: Path, key: str) -> Path:
-    """Return where the tokens of the episode with this `EpisodeId.key` stand in a run directory."""
-    return run_dir / TOKENS_FOLDER / f"{key}.npz"
-
-
-def read_tokens(path: Path) -> RecordedTokens:
-    """Read one episode's tokens. Raises ConfigError when the file is not what it should be."""
-    fields = RecordedTokens.__dataclass_fields__
-    try:
-        # numpy leaves a file that it opened itself open when the archive is damaged.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return RecordedTokens(**{name: arrays[name] for name in fields})
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"{path} is no record of an episode's tokens ({error}); it must be an npz file with "
-            f"the arrays {', '.join(fields)}"
-        ) from None
 
 
 class RecordedScript:
@@ -101,7 +58,7 @@ class RecordedScript:
 
     def continuation(self, request: GenerationRequest) -> Continuation:
         """Return what was generated next in the recorded episode."""
-        key = episode_of(request.rid)
+        key = episode_key(request.rid)
         if key in self._keys:
             return self._play(key, request)
         refusal: EngineRejected | None = None
@@ -117,7 +74,7 @@ class RecordedScript:
 
     def _play(self, key: str, request: GenerationRequest) -> Continuation:
         tokens = self._tokens(key)
-        _check_prompt(tokens, request, where=str(tokens_path(self._run_dir, key)))
+        _check_prompt(tokens, request, where=str(self._run_dir / tokens_name(key)))
         start = len(request.input_ids) - len(tokens.prompts)
         rendered = np.flatnonzero(tokens.response_mask[start:] == 0)
         end = start + int(rendered[0]) if len(rendered) else len(tokens.responses)
@@ -131,7 +88,7 @@ class RecordedScript:
 
     def _tokens(self, key: str) -> RecordedTokens:
         if key not in self._cache:
-            self._cache[key] = read_tokens(tokens_path(self._run_dir, key))
+            self._cache[key] = read_tokens(self._run_dir / tokens_name(key))
             if len(self._cache) > _CACHED_EPISODES:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _MAX_ATTEMPT = 0xFFFF
 _MAX_GENERATION = 0xFFFFFF
 
-
 _PARTS = (12, 16, 4, 6)
+"""Hexadecimal digits of nonce, episode, attempt and generation."""
 
 
 class RidFactory:
@@ -26,7 +26,7 @@ class RidFactory:
     def __init__(self, nonce: str | None = None) -> None:
         """`nonce` is 12 hex digits; None draws one from the system's entropy."""
         self._nonce = nonce if nonce is not None else secrets.token_hex(6)
-        if len(self._nonce) != 12:  # noqa: PLR2004  # stated above
+        if len(self._nonce) != _PARTS[0]:
             raise ValueError(f"nonce {self._nonce!r} must be 12 hex digits")
 
     def make(self, episode: EpisodeId, *, attempt: int, generation: int) -> str:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from agentflow.engine.conversation import episode_of
 from agentflow.engine.model_folder import bundled_model_folder
-from agentflow.engine.recorded_script import RecordedTokens, read_tokens, tokens_path
-from agentflow.engine.rids import RidFactory
+from agentflow.engine.recorded_tokens import RecordedTokens, read_tokens, tokens_name
+from agentflow.engine.rids import RidFactory, episode_key
 from agentflow.engine.scripted_spec import scripted_engine
 from agentflow.engine.template_renderer import TemplateRenderer
 from agentflow.engine.token_record import TokenRecord
@@ -53,7 +52,7 @@ async def roll_out(
 
 def write(run_dir: Path, episode: EpisodeId, record: TokenRecord) -> None:
     """Write a record as a run does."""
-    path = tokens_path(run_dir, episode.key)
+    path = run_dir / tokens_name(episode.key)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **{name: getattr(record, name) for name in FIELDS})
 
@@ -175,5 +174,5 @@ def test_rids_find_their_episode(tmp_path: Path) -> None:
     """The key in a rid is the name of the file."""
     episode = EpisodeId(uid="u", replica_index=2)
     rid = RidFactory().make(episode, attempt=3, generation=4)
-    assert episode_of(rid) == tokens_path(tmp_path, episode.key).stem
-    assert episode_of("of-another-make") == ""
+    assert episode_key(rid) == (tmp_path / tokens_name(episode.key)).stem
+    assert episode_key("of-another-make") is None

@@ -8,10 +8,11 @@ import orjson
 import pytest
 from test_simulate import config, tiny
 
+from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
 from executors.drivers import naive
 from executors.replay import load_recording
-from executors.sample_rows import sample_row, token_archive, tokens_name
+from executors.sample_rows import sample_row
 from executors.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def record(report: SimulationReport, folder: Path) -> None:
     (folder / "events.jsonl").write_bytes(b"".join(report.events))
     with (folder / "samples.jsonl").open("wb") as file:
         for sample in report.samples:
-            (folder / tokens_name(sample.episode)).write_bytes(token_archive(sample))
+            (folder / tokens_name(sample.episode.key)).write_bytes(token_archive(sample))
             row = sample_row(sample) | {"task": None}
             file.write(orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE))
 
