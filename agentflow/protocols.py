@@ -95,23 +95,6 @@ class Model(Protocol):
         ...
 
 
-class Tokenizer(Protocol):
-    """Text to ids and back."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`; special tokens written out in it are recognised; none are added."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens left out."""
-        ...
-
-
 class ContainerEnv(Protocol):
     """A place where an episode's commands run; only its file system lasts between commands."""
 

@@ -113,10 +113,7 @@ def _import(module: str, *, kind: str) -> ModuleType:
     try:
         return importlib.import_module(module, _PACKAGE)
     except ImportError as error:
-        hint = ""
-        if error.name and error.name.partition(".")[0] == "minisweagent":
-            hint = " (bring it with: pip install --no-deps 'mini-swe-agent>=2.4.6,<2.5')"
-        raise ConfigError(f"{kind} cannot be imported: {error}{hint}") from error
+        raise ConfigError(f"{kind} cannot be imported: {error}") from error
 
 
 def _import_from(module: str, folders: Sequence[str]) -> ModuleType:

@@ -7,7 +7,7 @@ as Hugging Face writes them; knows no weights. Every defect is one ConfigError t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,8 @@ from agentflow.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_BUNDLED: Final = Path(__file__).parent / "tokenizer_data"
+BUNDLED_FOLDER: Final = Path(__file__).parent / "tokenizer_data"
+"""Holds the small ChatML tokenizer that ships with agentflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,7 @@ class ModelFolder:
 
 def bundled_model_folder() -> ModelFolder:
     """Load the small ChatML tokenizer that ships with agentflow."""
-    folder = load_model_folder(_BUNDLED)
-    return ModelFolder(
-        name="bundled",
-        tokenizer=folder.tokenizer,
-        chat_template=folder.chat_template,
-        special_tokens=folder.special_tokens,
-        end_ids=folder.end_ids,
-    )
+    return replace(load_model_folder(BUNDLED_FOLDER), name="bundled")
 
 
 def load_model_folder(folder: Path, *, chat_template: Path | None = None) -> ModelFolder:

@@ -1,4 +1,4 @@
-"""ChatRenderer: messages to ids by the model's own chat template, only ever appending."""
+"""ChatRenderer: the seam between conversations and ids; `template_renderer` is what fills it."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from agentflow.engine.flights import Flight, Slots
+from agentflow.engine.seam import StopStrings
 from agentflow.errors import (
     ConfigError,
     EngineDied,
@@ -220,11 +221,9 @@ class ScriptedEngine:
 
     def _stop_string(self, ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str] | None:
         """Return the tokens up to the first stop string, and that string."""
-        text = self._tokenizer.decode(ids) if stops else ""
-        hits = [(text.index(stop) + len(stop), stop) for stop in stops if stop in text]
-        if not hits:
+        stop = StopStrings(stops).met(self._tokenizer.decode(ids)) if stops else None
+        if stop is None:
             return None
-        _, stop = min(hits)
         low, high = 0, len(ids)
         while low < high:  # the shortest prefix whose text holds it
             middle = (low + high) // 2

@@ -8,7 +8,7 @@ one of them, and the ConfigError names the probe and shows the first difference.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from agentflow.engine import skeleton
 from agentflow.errors import ConfigError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentflow.engine.chat_template import ChatTemplate
+    from agentflow.engine.renderer import ChatRenderer
     from agentflow.engine.tokenizer import FastTokenizer
     from agentflow.types import Message
 
@@ -24,11 +25,6 @@ ANSWER: Final = "I look.\n\n```mswea_bash_command\nls -la 12345\n```"
 REASONED: Final = "<think>\nWhy not?\n</think>\n\nI look."
 OBSERVATION: Final = "<returncode>0</returncode>\n<output>\na  b\n</output>"
 ODD: Final = "{{ x }} <b>&amp;</b> \"q\" 'r' \\n </s> ünï\r\n\t中文 </think> end."
-
-
-class _Renders(Protocol):
-    def opening(self, messages: Sequence[Message]) -> list[int]: ...
-    def after_turn(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
 
 
 def check_text(template: ChatTemplate, *, system: bool) -> str:
@@ -46,7 +42,7 @@ def check_text(template: ChatTemplate, *, system: bool) -> str:
     return tails[0]
 
 
-def check_tokens(renderer: _Renders, template: ChatTemplate, tokenizer: FastTokenizer) -> bool:
+def check_tokens(renderer: ChatRenderer, template: ChatTemplate, tokenizer: FastTokenizer) -> bool:
     """Probe that encoding piece by piece gives the ids of encoding the conversation at once.
 
     Raises ConfigError where appended messages would differ. Returns whether the prompt's end does

@@ -41,7 +41,7 @@ class Piece:
 
 
 class FastTokenizer:
-    """A `protocols.Tokenizer` over the `tokenizers` library. Immutable, safe between threads."""
+    """The `tokenizers` library over one model's vocabulary. Immutable, safe between threads."""
 
     def __init__(self, tokenizer_json: str) -> None:
         """Take the text of a `tokenizer.json`; raises ValueError when it is not one."""

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentflow.engine.model_folder import BUNDLED_FOLDER
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -41,8 +43,6 @@ _WORDS: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Qwen2's words: line ends stay with what they end, digits stand alone."""
-
-BUNDLED_FOLDER: Final = Path(__file__).parent / "tokenizer_data"
 
 _PACKAGES: Final = ("asyncio", "collections", "email", "http", "json", "unittest", "pydoc_data")
 
@@ -81,7 +81,7 @@ def train(files: Iterable[Path], *, vocab_size: int = VOCAB_SIZE) -> Tokenizer:
 
 
 def write_folder(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a model folder's tokenizer files: what `load_tokenizer` reads."""
+    """Write a model folder's tokenizer files: what `load_model_folder` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer.to_str() + "\n", encoding="utf-8")
     end = tokenizer.token_to_id(END_OF_TURN)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from agentflow.engine import train_tokenizer
-from agentflow.engine.model_folder import bundled_model_folder, load_model_folder
+from agentflow.engine.model_folder import BUNDLED_FOLDER, bundled_model_folder, load_model_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_bundled_one_is_small() -> None:
     """At most 400 KB on disk, and its vocabulary is what the script says."""
-    size = sum(path.stat().st_size for path in train_tokenizer.BUNDLED_FOLDER.iterdir())
+    size = sum(path.stat().st_size for path in BUNDLED_FOLDER.iterdir())
     assert size <= 400_000
     assert bundled_model_folder().tokenizer.vocab_size == train_tokenizer.VOCAB_SIZE
 

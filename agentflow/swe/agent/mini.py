@@ -43,14 +43,12 @@ class MiniSWEAgent(AwaitedAgent):
         """How the agent left; None while it has not."""
         self.ending: Ending | None = None
         """Why it left; None as well where a bug ended it."""
-        self._opened = False
         self._due: Message | None = None
         self._outputs: list[dict[str, Any]] = []
 
     def adopt(self, sample: SWESample) -> None:
         """Work on `sample`: its messages, its issue as the task, its result."""
         self.sample = sample
-        self._opened = bool(sample.messages)
         self.messages = sample.messages
         self.extra_template_vars["task"] = sample.m.data.problem_statement
 
@@ -72,17 +70,14 @@ class MiniSWEAgent(AwaitedAgent):
 
     def open_conversation(self) -> None:
         """Add the system and the first user message, unless they stand there already."""
-        if self._opened:
+        if self.messages:
             return
-        templates = {
-            "system": self.config.system_template,
-            "user": self.config.instance_template,
-        }
-        contents = {role: self.render_template(text) for role, text in templates.items()}
+        system = self.render_template(self.config.system_template)
+        user = self.render_template(self.config.instance_template)
         self.add_messages(
-            *(self.model.format_message(role=r, content=c) for r, c in contents.items())
+            self.model.format_message(role="system", content=system),
+            self.model.format_message(role="user", content=user),
         )
-        self._opened = True
 
     async def _generate(self) -> tuple[StepStatus, str | None]:
         """First half of a step: a query, and all of the step where it asks for no action."""

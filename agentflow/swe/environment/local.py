@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from agentflow.protocols import Runner
 
-__all__ = ["LocalEnv", "LocalEnvBuilder"]
-
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0

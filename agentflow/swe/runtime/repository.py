@@ -17,8 +17,6 @@ from agentflow.errors import BootstrapFailed
 from agentflow.swe.tasks.gitwire import AS_BINARY, DIFF_FLAGS, EXACT_ATTRIBUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agentflow.protocols import ContainerEnv
     from agentflow.types import CommandResult
 
@@ -185,8 +183,3 @@ def last_words(result: CommandResult) -> str:
     """The end of a failed command's output, for a message."""
     end = "timed out" if result.timed_out else f"exit code {result.exit_code}"
     return f"{end}: {result.text.strip()[-600:]}"
-
-
-def quoted(words: Sequence[str]) -> str:
-    """Words for a shell."""
-    return " ".join(shlex.quote(word) for word in words)
