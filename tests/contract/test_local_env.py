@@ -281,9 +281,9 @@ async def test_a_bubblewrap_that_does_not_work(
     ("section", "told"),
     [
         ({"sandbx": "none"}, "sandbx"),
-        ({"timeout_s": 0}, "timeout_s: 0"),
-        ({"sandbox": "docker"}, "sandbox: 'docker'"),
-        ({"output_head_bytes": -1}, "output_head_bytes: -1"),
+        ({"timeout_s": 0}, r"timeout_s: .* \(got 0\)"),
+        ({"sandbox": "docker"}, r"sandbox: .* \(got 'docker'\)"),
+        ({"output_head_bytes": -1}, r"output_head_bytes: .* \(got -1\)"),
     ],
 )
 def test_a_bad_section_is_named(section: dict[str, object], told: str) -> None:
@@ -432,7 +432,7 @@ async def test_no_process_outlives_a_killed_owner(scratch: Path, sandbox: str) -
     assert root.parent in run_directories(scratch), "a live owner's directory was swept"
     owner.send_signal(signal.SIGKILL)
     await owner.wait()
-    watch = f"while ls -l /proc/[0-9]*/cwd 2>/dev/null | grep -q {root}; do sleep 0.02; done"
+    watch = f"while ls -l /proc/[0-9]*/cwd 2>/dev/null | grep -q {root}; do sleep 0.2; done"
     assert not (await env.execute(watch, timeout_s=20)).timed_out
     await env.stop()
     await live.close()

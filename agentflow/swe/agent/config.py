@@ -6,17 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateSyntaxError
-from pydantic import ConfigDict, ValidationError, field_validator
+from pydantic import ConfigDict, field_validator
 
-from agentflow.errors import ConfigError
 from agentflow.swe.agent import prompts
 from agentflow.swe.agent.library import AgentConfig
 from agentflow.swe.agent.templates import compiled
 from agentflow.swe.agent.token_model import TokenModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agentflow.swe.sample import SWESample
 
 
@@ -67,20 +64,6 @@ class MiniSWEAgentConfig(TokenModelConfig, AgentConfig):
     def token_model_config(self) -> TokenModelConfig:
         """Return the model's part."""
         return TokenModelConfig(**self.model_dump(include=set(TokenModelConfig.model_fields)))
-
-
-def parse_config(
-    config_class: type[MiniSWEAgentConfig], section: Mapping[str, Any]
-) -> MiniSWEAgentConfig:
-    """Validate a section. Raises ConfigError naming every wrong key and its value."""
-    try:
-        return config_class.model_validate(dict(section))
-    except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, one['loc']))}: {one['msg']} (got {one['input']!r:.200})"
-            for one in error.errors(include_url=False)
-        )
-        raise ConfigError(f"agent: {wrong}") from error
 
 
 def _filled(path: Path, *, instance_id: str, episode: str) -> Path:

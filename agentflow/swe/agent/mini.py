@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentflow.errors import AgentflowError, ConfigError
+from agentflow.provider_config import parse_section
 from agentflow.swe.agent.awaited import AwaitedAgent
-from agentflow.swe.agent.config import MiniSWEAgentConfig, parse_config
+from agentflow.swe.agent.config import MiniSWEAgentConfig
 from agentflow.swe.agent.environments import DetachedEnv
 from agentflow.swe.agent.library import AgentConfig, FormatError, InterruptAgentFlow
 from agentflow.swe.agent.outcome import REPEATED_FORMAT_ERROR, exit_message, read_outcome
@@ -191,7 +192,7 @@ class MiniSWEAgentBuilder:
 
     def __init__(self, subconf: Mapping[str, Any]) -> None:
         """Raises ConfigError for a key or value that is wrong."""
-        self.config = parse_config(self.config_class, subconf)
+        self.config = parse_section(self.config_class, subconf, kind="agent")
 
     def build(self, sample: SWESample) -> MiniSWEAgent:
         """Make the agent of one episode. Raises ConfigError where `sample.model` is not set."""

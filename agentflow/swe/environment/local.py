@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import CommandFailed, ConfigError, EnvDied, EnvStartFailed
+from agentflow.provider_config import parse_section
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.local_config import LocalEnvConfig, SandboxChoice
 from agentflow.swe.environment.local_env import LocalEnv
@@ -44,7 +45,7 @@ class LocalEnvBuilder:
     """Starts environments; `close` removes all that is left of them."""
 
     def __init__(self, subconf: Mapping[str, Any], *, runner: Runner | None = None) -> None:
-        self._config = LocalEnvConfig.parse(subconf)
+        self._config = parse_section(LocalEnvConfig, subconf, kind="local environment")
         self._own_runner = AsyncioRunner()  # has no thread before it is used
         self._runner = self._own_runner if runner is None else runner
         self._supervision = Supervision(self._runner)

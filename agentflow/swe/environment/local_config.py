@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003  # pydantic reads the annotation at run time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from agentflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from pydantic import BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 
@@ -55,15 +50,3 @@ class LocalEnvConfig(BaseModel):
     """What a sandbox shows besides the system's folders and this Python's."""
     hidden_paths: tuple[Path, ...] = ()
     """Folders below those that it shows as empty."""
-
-    @classmethod
-    def parse(cls, subconf: Mapping[str, Any]) -> LocalEnvConfig:
-        """Check a section. Raises ConfigError naming each bad field and its value."""
-        try:
-            return cls.model_validate(dict(subconf))
-        except ValidationError as error:
-            faults = [
-                f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}"
-                for fault in error.errors()
-            ]
-            raise ConfigError("local environment: " + "; ".join(faults)) from error

@@ -10,9 +10,10 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from agentflow.errors import BootstrapFailed, ConfigError, ContainerKilled, EvalFailed
+from agentflow.errors import BootstrapFailed, ContainerKilled, EvalFailed
+from agentflow.provider_config import parse_section
 from agentflow.swe.runtime.judge import Judge
 from agentflow.swe.runtime.repository import PatchUnreadable, Repository
 from agentflow.swe.runtime.verdict import Reason, Verdict
@@ -50,14 +51,7 @@ class PytestRuntimeBuilder:
     """Makes the runtime of one episode; `build` blocks (disk, git, pip)."""
 
     def __init__(self, subconf: Mapping[str, Any] | None = None) -> None:
-        try:
-            self._conf = PytestRuntimeConfig.model_validate(dict(subconf or {}))
-        except ValidationError as exc:
-            faults = [
-                f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}"
-                for fault in exc.errors()
-            ]
-            raise ConfigError("runtime: " + "; ".join(faults)) from exc
+        self._conf = parse_section(PytestRuntimeConfig, subconf or {}, kind="runtime")
         self._materials: Callable[[str], Materials] = functools.lru_cache(_KEPT_MATERIALS)(
             _materialise
         )
