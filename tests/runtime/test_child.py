@@ -48,8 +48,8 @@ def run(root: Path, core: str) -> tuple[Reason, str]:
     report = read_report((there / "report").read_bytes(), KEY)
     if not report.complete:
         return (Reason.TAMPERED if report.violation else Reason.INCOMPLETE), report.violation
-    reason, detail, *_ = judge(report, fail_to_pass=FAIL_TO_PASS, pass_to_pass=PASS_TO_PASS)
-    return reason, detail
+    verdict = judge(report, fail_to_pass=FAIL_TO_PASS, pass_to_pass=PASS_TO_PASS)
+    return verdict.reason, verdict.detail
 
 
 def test_honest_code_is_resolved(tmp_path: Path) -> None:

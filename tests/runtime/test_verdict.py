@@ -84,8 +84,8 @@ def test_ids_cut_at_a_space_are_matched(
     tests = [TestOutcome(node_id=name, status=status) for name, status in statuses.items()]
     decoys = [TestOutcome(node_id=name, status="failed") for name in statuses]
     report = Report(tests=tests, decoys=decoys, complete=True)
-    reason, *_ = judge(report, fail_to_pass=[awaited], pass_to_pass=[])
-    assert (reason is Reason.RESOLVED) == resolved
+    verdict = judge(report, fail_to_pass=[awaited], pass_to_pass=[])
+    assert (verdict.reason is Reason.RESOLVED) == resolved
 
 
 @pytest.mark.parametrize("status", ["passed", "xfailed", None])
@@ -94,8 +94,8 @@ def test_a_decoy_that_does_not_fail_is_tampering(status: str | None) -> None:
     report = Report(tests=[TestOutcome(node_id="a.py::t", status="passed")], complete=True)
     if status:
         report.decoys.append(TestOutcome(node_id="a.py::t", status=status))
-    reason, *_ = judge(report, fail_to_pass=["a.py::t"], pass_to_pass=[])
-    assert reason is Reason.TAMPERED
+    verdict = judge(report, fail_to_pass=["a.py::t"], pass_to_pass=[])
+    assert verdict.reason is Reason.TAMPERED
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import json
 import secrets
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,26 +190,16 @@ class Judge:
     def _conclude(
         self, result: CommandResult, report: Report, put_back: tuple[str, ...]
     ) -> Verdict:
-        if not report.complete:
-            return Verdict(
-                reason=_why_incomplete(result, report),
-                detail=report.violation or last_words(result),
-                put_back=put_back,
-                duration_s=result.duration_s,
+        if report.complete:
+            verdict = judge(
+                report,
+                fail_to_pass=self.task.FAIL_TO_PASS,
+                pass_to_pass=self.task.PASS_TO_PASS,
             )
-        reason, detail, success, failure = judge(
-            report,
-            fail_to_pass=self.task.FAIL_TO_PASS,
-            pass_to_pass=self.task.PASS_TO_PASS,
-        )
-        return Verdict(
-            reason=reason,
-            detail=detail,
-            success=success,
-            failure=failure,
-            put_back=put_back,
-            duration_s=result.duration_s,
-        )
+        else:
+            detail = report.violation or last_words(result)
+            verdict = Verdict(reason=_why_incomplete(result, report), detail=detail)
+        return replace(verdict, put_back=put_back, duration_s=result.duration_s)
 
 
 async def _read_report(env: ContainerEnv, key: bytes) -> Report:

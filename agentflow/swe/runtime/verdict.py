@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,24 +81,24 @@ class Verdict:
         }
 
 
-def judge(
-    report: Report, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
-) -> tuple[Reason, str, dict[str, list[str]], dict[str, list[str]]]:
-    """Decide on a complete report: reason, detail, ids that passed, ids that did not."""
+def judge(report: Report, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Verdict:
+    """Decide on a complete report."""
     seen = _by_id(report.tests)
     awaited = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
     success = {kind: [i for i in ids if _passed(i, seen)] for kind, ids in awaited.items()}
     failure = {kind: [i for i in ids if not _passed(i, seen)] for kind, ids in awaited.items()}
+    decided = partial(Verdict, success=success, failure=failure)
     forged = [decoy.node_id for decoy in report.decoys if decoy.status in _GOOD]
     if report.violation or forged:
         detail = report.violation or f"a planted failure was reported as passed: {forged[0]}"
-        return Reason.TAMPERED, detail, success, failure
+        return decided(reason=Reason.TAMPERED, detail=detail)
     if any(failure.values()):
-        return Reason.TESTS_FAILED, _first_failure(report, failure), success, failure
-    decoyed = {decoy.node_id for decoy in report.decoys}
-    if not all(_cut(i) in {_cut(d) for d in decoyed} for i in success["FAIL_TO_PASS"]):
-        return Reason.TAMPERED, "planted failures are missing from the report", success, failure
-    return Reason.RESOLVED, "", success, failure
+        return decided(reason=Reason.TESTS_FAILED, detail=_first_failure(report, failure))
+    decoyed = {_cut(decoy.node_id) for decoy in report.decoys}
+    if not all(_cut(node_id) in decoyed for node_id in success["FAIL_TO_PASS"]):
+        detail = "planted failures are missing from the report"
+        return decided(reason=Reason.TAMPERED, detail=detail)
+    return decided(reason=Reason.RESOLVED)
 
 
 def _by_id(tests: Iterable[TestOutcome]) -> dict[str, list[TestOutcome]]:
