@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from agentflow.engine.sglang_cpu import CpuServer, Layout, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+hypothesis.settings.register_profile("agentflow", deadline=None)  # no test looks at the clock
+hypothesis.settings.load_profile("agentflow")
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ def _by_half_steps(model: TextModel, env: Any, config: dict[str, Any]) -> dict[s
         return _facts(agent, raised, saved)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_scripts_of_all_kinds_agree(data: st.DataObject) -> None:
     """Limits, malformed turns, several actions, interrupts and exceptions end alike."""
@@ -182,7 +182,7 @@ COMMANDS = st.sampled_from(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(COMMANDS, min_size=1, max_size=4), st.sampled_from([[], [SUBMIT]]))
 def test_real_commands_agree(commands: list[str], last: list[str]) -> None:
     """Commands run by bash in our environment are told as the library tells its own."""

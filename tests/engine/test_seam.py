@@ -45,7 +45,7 @@ def test_the_first_to_be_completed_is_met() -> None:
 pieces = st.lists(st.sampled_from(["go ", "OBS", "ERVE", "observe", "中", "文", "\n"]), max_size=14)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     answer=pieces.map("".join),
     aborts=st.lists(st.integers(0, 3), max_size=8),

@@ -229,7 +229,7 @@ def test_a_prompt_that_would_merge_with_the_answer_is_told(tmp_path: Path) -> No
     assert CHATML.exact_prompt
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=4))
 def test_any_text_appends_exactly(texts: list[str]) -> None:
     """Whatever the contents are, appended ids are those of the whole, and decode to it."""

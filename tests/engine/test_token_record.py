@@ -27,7 +27,7 @@ def filled(parts: list[tuple[list[int], int]]) -> TokenRecord:
     return record
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(chunks)
 def test_arrays_say_what_was_appended(parts: list[tuple[list[int], int]]) -> None:
     """Prompt, response, mask, log-prob and version agree with a plain list of tokens."""
@@ -45,7 +45,7 @@ def test_arrays_say_what_was_appended(parts: list[tuple[list[int], int]]) -> Non
     assert record.generated == len(generated)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(chunks, st.data())
 def test_truncating_is_never_having_appended(
     parts: list[tuple[list[int], int]], data: st.DataObject
@@ -60,7 +60,7 @@ def test_truncating_is_never_having_appended(
         np.testing.assert_array_equal(getattr(record, name), getattr(again, name))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(chunks)
 def test_pickles_without_spare_capacity(parts: list[tuple[list[int], int]]) -> None:
     """The copy is equal and grows on; what memory happened to hold is not in it."""

@@ -26,7 +26,7 @@ texts = st.one_of(st.text(max_size=20), st.lists(fragments, max_size=5).map("".j
 piece_lists = st.lists(st.builds(Piece, texts, st.booleans()), max_size=6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text())
 def test_every_text_comes_back(text: str) -> None:
     """Byte-level ids decode to the very text."""
@@ -39,7 +39,7 @@ def test_special_tokens_are_meant_in_trusted_text_only() -> None:
     assert not SPECIAL_IDS & set(TOKENIZER.encode_plain("a<|im_end|>b"))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(piece_lists)
 def test_only_trusted_pieces_give_special_ids(pieces: list[Piece]) -> None:
     """Special ids are those of the trusted stretches, in order; text is lost nowhere."""
@@ -57,7 +57,7 @@ def test_only_trusted_pieces_give_special_ids(pieces: list[Piece]) -> None:
     assert len(spelled) == sum(len(piece.text) for piece in pieces) - missing
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.builds(Piece, st.text(max_size=20), st.booleans()), max_size=6))
 def test_harmless_pieces_are_encoded_as_one_text(pieces: list[Piece]) -> None:
     """Merges across the edges of pieces are kept."""

@@ -150,7 +150,7 @@ texts = st.lists(
 turns = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(turns, st.lists(st.integers(0, 4), max_size=8), st.sampled_from([5, 17, 2048]))
 def test_aborts_leave_no_trace(
     played: list[tuple[str, str]], aborts: list[int], budget: int
@@ -184,7 +184,7 @@ def check_alignment(record: TokenRecord, answers: Sequence[str], budget: int) ->
     assert (record.rollout_log_prob[mask == 0] == 0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(turns)
 def test_the_record_is_the_templates_rendering(played: list[tuple[str, str]]) -> None:
     """Whole turns and observations are, id for id, what the chat format writes."""
