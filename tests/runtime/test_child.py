@@ -57,6 +57,7 @@ def test_honest_code_is_resolved(tmp_path: Path) -> None:
     assert run(tmp_path, FIX) == (Reason.RESOLVED, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_code_that_goes_for_the_judge_is_not_resolved(tmp_path: Path, name: str) -> None:
     """Whatever the code under test does to the process that it shares with the tests."""

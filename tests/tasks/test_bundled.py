@@ -57,6 +57,7 @@ def test_there_are_at_least_six_of_them() -> None:
     assert len({task["problem_statement"] for task in TASKS}) >= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task["instance_id"]))
 def test_the_oracle_turns_failing_tests_into_passing_ones(
     task: dict[str, list[str]], before_and_after: list[dict[str, str]]
