@@ -94,9 +94,10 @@ async def test_tests_replaced_by_a_link_are_put_back(bench: Bench) -> None:
     assert "tests" in verdict["put_back"]
 
 
+@pytest.mark.slow
 async def test_tests_that_hang_end_at_their_limit(bench: Bench) -> None:
-    """The policy's endless loop is its own doing: reward 0, with the reason."""
-    loop = "def add(a, b):\n    while True:\n        pass\n\n\ndef same(a):\n    return a\n"
+    """The policy's endless wait is its own doing: reward 0, with the reason."""
+    loop = "import time\n\n\ndef add(a, b):\n    time.sleep(600)\n\n\ndef same(a):\n    return a\n"
     patch = bench.patch({"adder/core.py": loop})
     reward, verdict = await bench.verdict(patch, eval_timeout_s=10)
     assert (reward, verdict["reason"]) == (0.0, "timed_out"), verdict
