@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentflow.engine.sglang.http1 import Address, BadHttp, Connection, Pool
@@ -72,6 +72,7 @@ async def receive(whole: bytes, cuts: list[int]) -> tuple[Answer, Wire]:
 
 
 @settings(max_examples=60)
+@example(chunks=[b"a"] * 6, cuts=[56, 86], extension=b"")  # ends inside the final CRLF
 @given(
     chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
     cuts=st.lists(st.integers(0, 500), max_size=10),

@@ -205,6 +205,7 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 left = _chunk_size(data[at:end])
                 if not left:
+                    self._left = 0
                     return self._last_chunk(pieces, data[at:])
                 at, left = end + 2, left + 2
             stop = at + left
