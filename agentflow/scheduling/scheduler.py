@@ -29,6 +29,7 @@ from agentflow.scheduling.stages import (
 )
 from priority.ordered_set import OrderedSet
 from priority.policies import Standing
+from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,6 +73,8 @@ class ActionScheduler:
         """Waiting items for which a generation is being aborted; in no queue meanwhile."""
         self._entitled = deque[WorkItem]()
         """Of these, the ones whose slot has come free."""
+        self.snapshot = PrioritySnapshot()
+        """What is known from elsewhere; an item is ranked by it when it enters a queue."""
         self.paused = False
         """While True no generation is dispatched or preempted; everything else goes on."""
 
@@ -139,7 +142,12 @@ class ActionScheduler:
 
     def reclassify(self, item: WorkItem) -> None:
         """Give `item`, which stands in no queue, its class and rank by what is known now."""
-        priority = self._policy.classify(Standing(order=item.order, predicted=item.predicted))
+        episode, snapshot, predicted = item.episode, self.snapshot, item.predicted
+        if predicted is None:
+            predicted = snapshot.predicted.get(episode)
+        left = snapshot.group_left.get(episode.uid)
+        standing = Standing(order=item.order, predicted=predicted, group_left=left)
+        priority = self._policy.classify(standing)
         item.high, item.rank = priority.high, priority.rank
 
     @property
@@ -152,6 +160,13 @@ class ActionScheduler:
         """Episodes between their first generation and their last command."""
         queued = sum(len(self._queues[stage]) for stage in LIVE_WAITING)
         return queued + len(self._promised) + sum(len(self._inflight[s]) for s in LIVE_IN_FLIGHT)
+
+    def counts(self) -> dict[Stage, int]:
+        """How many items are at each stage."""
+        counts = {stage: len(queue) for stage, queue in self._queues.items()}
+        counts |= {stage: len(inflight) for stage, inflight in self._inflight.items()}
+        counts[Stage.HP_RESUME] += len(self._promised)
+        return counts
 
     def _fill(self, stage: Stage, kind: CommandKind, now: float) -> Iterator[Command]:
         while self._room(kind) > 0 and (item := self._queues[stage].first()) is not None:

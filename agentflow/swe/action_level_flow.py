@@ -19,8 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from agentflow.aio import shielded
-from agentflow.errors import RolloutGenerationAborted
+from agentflow.errors import ConfigError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial
+from agentflow.protocols import ActionLevelAgent
 from agentflow.scheduling import AbortReason, ActionScheduler, CommandKind, Event, Stage
 from agentflow.swe.flow import SWEAgentFlow, aborted_generation
 from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId, RolloutSample
     from priority.policies import Policy
+    from priority.snapshot import PrioritySnapshot
 
 
 class SchedulingHooks(Protocol):
@@ -73,6 +75,8 @@ class Scheduling:
     limits: Limits
     policy: Policy = field(default_factory=Fcfs)
     hooks: SchedulingHooks = field(default_factory=NoHooks)
+    partial_rollout: bool = True
+    """An episode that a weight sync interrupts goes on with its tokens; False: it starts anew."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,14 +110,33 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         super().__init__(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
         self._core = ActionScheduler(scheduling.limits, scheduling.policy)
         self._hooks = scheduling.hooks
+        self._partial_rollout = scheduling.partial_rollout
         self._submitted: dict[WorkItem, _Submitted] = {}
         self._actions: set[asyncio.Task[None]] = set()
         self._workers: list[asyncio.Task[None]] = []
         self._env_queue: asyncio.Queue[Command] = asyncio.Queue()
         self._dispatch_signal = asyncio.Event()
-        self._generations_ended = asyncio.Event()
+        self._moved = asyncio.Event()
+        self.progress = 0
+        """Counts up whenever an episode moves; readable on any thread."""
 
     # --- an episode's way in and out ----------------------------------------------------------
+
+    async def preprocess(self, sample: RolloutSample) -> SWESample:
+        """Build agent and runtime off the loop, or bind an interrupted episode's state again.
+
+        Raises PreprocessFailed, and ConfigError for an agent that cannot be driven by actions.
+        """
+        return await self._runner.on_flow_worker(super().preprocess(sample))
+
+    def _build(self, dc_sample: RolloutSample) -> SWESample:
+        sample = super()._build(dc_sample)
+        if not isinstance(sample.m.agent, ActionLevelAgent):
+            raise ConfigError(
+                f"agent: {type(sample.m.agent).__name__} cannot be driven by actions; it needs"
+                " generation_step and env_step, as action_level_minisweagent has them"
+            )
+        return sample
 
     async def submit_sample(self, sample: SWESample, dc_sample: RolloutSample) -> None:
         """Run an episode to its end on the flow worker and fill `dc_sample` in.
@@ -204,7 +227,9 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def _advance(self, item: WorkItem, event: Event) -> None:
         self._core.advance(item, event, self._runner.now())
+        self.progress += 1
         self._dispatch_signal.set()
+        self._moved.set()
 
     # --- actions ------------------------------------------------------------------------------
 
@@ -223,7 +248,6 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             state = await self.run_generation_step(sample, sample.m.rollout.state)
         else:  # aborted before it began
             state = aborted_generation("aborted before it was sent")
-        self._generations_ended.set()
         await self._route_after_step(submitted, state)
 
     async def _run_env_task(self, submitted: _Submitted) -> None:
@@ -262,7 +286,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._events.emit("preempted", sample.episode, preemptions=item.preemptions + 1)
             self._advance(item, Event.NEEDS_GENERATION)
         else:
-            await self.on_abort(sample, state)
+            await self.on_abort(sample, state if self._partial_rollout else _WITHDRAWN)
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
             submitted.done_future.set_exception(
@@ -297,6 +321,20 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._core.predict(submitted.item, tokens, generation=seq)
             self._dispatch_signal.set()
 
+    def use_snapshot(self, snapshot: PrioritySnapshot) -> None:
+        """Rank what queues from now on by `snapshot`; callable from any thread."""
+        self._core.snapshot = snapshot
+
+    # --- in view ------------------------------------------------------------------------------
+
+    def gauges(self) -> dict[str, float]:
+        """Episodes by stage; callable from any thread."""
+        return {str(stage): count for stage, count in self._core.counts().items()}
+
+    def whereabouts(self) -> list[str]:
+        """Say of every submitted episode where it is; callable from any thread."""
+        return [f"{s.sample.episode} {s.item.stage}" for s in list(self._submitted.values())]
+
     # --- aborts and weight syncs --------------------------------------------------------------
 
     def _abort(self, item: WorkItem) -> None:
@@ -326,12 +364,16 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
                 self._abort(command.item)
         if mode in {SyncMode.ABORT, SyncMode.DRAIN}:
             while self._core.generating:
-                self._generations_ended.clear()
-                await self._generations_ended.wait()
+                self._moved.clear()
+                await self._moved.wait()
 
     async def _resume_dispatch(self) -> None:
         self._core.paused = False
         self._dispatch_signal.set()
+
+    async def give_up(self, sample: SWESample) -> None:
+        """Remove the environment of an interrupted episode that will not go on."""
+        await self._runner.on_flow_worker(self.on_abort(sample, _WITHDRAWN))
 
     async def close(self) -> None:
         """End the workers, every action and every environment. Idempotent."""

@@ -21,6 +21,7 @@ from agentflow.errors import (
     PreprocessFailed,
 )
 from agentflow.observe.events import NullEvents
+from agentflow.outcomes import write_off
 from agentflow.protocols import ActionLevelAgent, EnvAware
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
@@ -88,9 +89,7 @@ class SWEAgentFlow:
             sample.partial_agent_data = None
             return self._resume(partial, sample.attempt)
         if isinstance(partial, SWESample):  # its environment is gone: only files carry over
-            sample.partial_agent_data = None
-            forked = partial.model.forked_tokens if partial.model is not None else 0
-            sample.restarted_tokens += partial.record.generated + forked
+            write_off(partial, sample)
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
         with boundary(PreprocessFailed):
             return await self._runner.to_thread(self._build, sample)
