@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from agentflow.aio import shielded
@@ -91,7 +92,7 @@ class WeightSync:
                     stack.push_async_exit(undo.unwind)
                     await self._pause(mode, undo)
                     paused = self._runner.now()
-                    await self._runner.on_flow_worker(_awaited(update))
+                    await self._on_flow_worker(update)()
                     updated = self._runner.now()
                 ok = True
             finally:
@@ -112,10 +113,13 @@ class WeightSync:
         await _all([worker.pause_generations(mode) for worker in self._workers])
         for engine in self._engines:
             undo.later(self._on_flow_worker(engine.resume))
-        await _all([self._runner.on_flow_worker(engine.pause(mode)) for engine in self._engines])
+        await _all([self._on_flow_worker(partial(e.pause, mode))() for e in self._engines])
 
     def _on_flow_worker(self, call: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        return lambda: self._runner.on_flow_worker(_awaited(call))
+        async def called() -> None:
+            await self._runner.on_flow_worker(_awaited(call))
+
+        return called
 
 
 class _Undo:

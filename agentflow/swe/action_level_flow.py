@@ -22,7 +22,7 @@ from agentflow.aio import shielded
 from agentflow.errors import ConfigError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial
 from agentflow.protocols import ActionLevelAgent
-from agentflow.scheduling import AbortReason, ActionScheduler, CommandKind, Event, Stage
+from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event
 from agentflow.swe.flow import SWEAgentFlow, aborted_generation
 from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
 from priority.policies import Fcfs
@@ -160,7 +160,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await submitted.done_future
         finally:
             del self._submitted[submitted.item]
-            if submitted.item.stage not in {Stage.DONE, Stage.LEFT}:
+            if not _told(submitted.done_future):
                 await shielded(self._withdraw(submitted))
 
     async def _withdraw(self, submitted: _Submitted) -> None:
@@ -168,7 +168,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         if submitted.action is not None and not submitted.action.done():
             submitted.action.cancel()
             await asyncio.wait([submitted.action])
-        self._advance(submitted.item, Event.FAILED)
+        if submitted.item.stage not in OUT:  # its last action may just have ended it
+            self._advance(submitted.item, Event.FAILED)
         await self.on_abort(submitted.sample, _WITHDRAWN)
 
     def _ensure_scheduler(self) -> None:
@@ -212,7 +213,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self, item: WorkItem, action: Callable[[_Submitted], Coroutine[None, None, None]]
     ) -> None:
         submitted = self._submitted.get(item)
-        if submitted is None or item.stage in {Stage.DONE, Stage.LEFT}:
+        if submitted is None or item.stage in OUT:
             return  # withdrawn between its command and now
         task = asyncio.get_running_loop().create_task(action(submitted))
         submitted.action = task
@@ -289,9 +290,10 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await self.on_abort(sample, state if self._partial_rollout else _WITHDRAWN)
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
-            submitted.done_future.set_exception(
-                RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
-            )
+            if not submitted.done_future.done():
+                submitted.done_future.set_exception(
+                    RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
+                )
 
     async def _finalize_async(self, submitted: _Submitted, state: PartialRolloutState) -> None:
         sample = submitted.sample
@@ -306,7 +308,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def _end(self, submitted: _Submitted, event: Event) -> None:
         self._advance(submitted.item, event)
-        submitted.done_future.set_result(None)
+        if not submitted.done_future.done():  # the caller may have gone in this very step
+            submitted.done_future.set_result(None)
 
     # --- hooks --------------------------------------------------------------------------------
 
@@ -389,6 +392,13 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await asyncio.wait(tasks)
         self._workers.clear()
         await super().close()
+
+
+def _told(future: asyncio.Future[None]) -> bool:
+    """Whether the episode itself has told its caller how it ended."""
+    if not future.done() or future.cancelled():
+        return False
+    return isinstance(future.exception(), RolloutGenerationAborted | None)
 
 
 _WITHDRAWN = PartialRolloutState(status=StepStatus.ABORTED)
