@@ -59,7 +59,7 @@ def action_level_agentflow(
     config: Mapping[str, Any],
     model: EngineAccess,
     *,
-    scheduling: Scheduling,
+    scheduling: Scheduling | None = None,
     runner: Runner | None = None,
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
@@ -73,6 +73,8 @@ def action_level_agentflow(
         ActionLevelSWEAgentFlow,
     )
 
+    if scheduling is None:
+        raise ConfigError("needs rollout.enable_action_level_scheduling: true")
     agent, env, runtime = (build_provider(config, section) for section in BUILTIN_PROVIDERS)
     return ActionLevelSWEAgentFlow(
         agent,
