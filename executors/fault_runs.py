@@ -27,8 +27,7 @@ from agentflow.sim.faults import (
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
 from executors.fault_checks import check_cleanup, check_samples
-from executors.simulate import naive
-from executors.source import InProcessSource
+from executors.simulate import naive, source_of
 from executors.token_meter import MeteredModel
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class _Run:
         engine, simulation.model = simulation.model, MeteredModel(model)
         simulation.env_builder = FaultyEnvBuilder(simulation.envs, faults)
         simulation.runtime_builder = FaultyRuntimeBuilder(simulation.runtime_builder, faults)
-        source = InProcessSource(simulation.samples(), on_ended=self.ended.append)
+        source = source_of(simulation, on_ended=self.ended.append)
         driver = make_driver(simulation, source)
         weather = Disturbances(
             engines=simulation.engines,

@@ -11,8 +11,8 @@ from agentflow.naive_flow import NaiveFlow
 from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
+from executors.coordinator import DataCoordinator
 from executors.naive import NaiveExecutor
-from executors.source import InProcessSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
 
-    DriverFactory: TypeAlias = Callable[[Simulation, InProcessSource], "Driver"]
+    DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator], "Driver"]
 
 
 class Driver(Protocol):
@@ -52,7 +52,7 @@ class NaiveDriver:
     """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
 
     def __init__(
-        self, simulation: Simulation, source: InProcessSource, *, max_concurrency: int
+        self, simulation: Simulation, source: DataCoordinator, *, max_concurrency: int
     ) -> None:
         self._flow = simulation.flow()
         self._executor = NaiveExecutor(
@@ -146,15 +146,24 @@ def simulate(
     return run_virtual(_run(traces, config, make_driver))
 
 
+def source_of(
+    simulation: Simulation, *, on_ended: Callable[[RolloutSample], None]
+) -> DataCoordinator:
+    """Return a coordinator over all samples of a simulation."""
+    source = DataCoordinator(runner=simulation.runner, on_ended=on_ended)
+    source.add(simulation.samples())
+    source.finish()
+    return source
+
+
 async def _run(
     traces: Sequence[EpisodeTrace], config: SimulationConfig, make_driver: DriverFactory
 ) -> SimulationReport:
     began = time.process_time()
     simulation = Simulation(traces, config)
     ended: list[tuple[float, RolloutSample]] = []
-    source = InProcessSource(
-        simulation.samples(),
-        on_ended=lambda sample: ended.append((simulation.runner.now(), sample)),
+    source = source_of(
+        simulation, on_ended=lambda sample: ended.append((simulation.runner.now(), sample))
     )
     driver = make_driver(simulation, source)
     try:

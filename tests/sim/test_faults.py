@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agentflow.types import Cause
 from executors.fault_runs import run_with_faults
 from executors.simulate import NaiveDriver
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
     from agentflow.types import RolloutSample
-    from executors.source import InProcessSource
+    from executors.coordinator import DataCoordinator
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))
@@ -34,7 +35,7 @@ def test_a_seed_replays_its_run() -> None:
 class Broken(NaiveDriver):
     """Drives correctly; its subclasses do not."""
 
-    def __init__(self, simulation: Simulation, source: InProcessSource) -> None:
+    def __init__(self, simulation: Simulation, source: DataCoordinator) -> None:
         super().__init__(simulation, source, max_concurrency=4)
         self.simulation, self.source = simulation, source
 
@@ -50,11 +51,11 @@ class LeavesEnvironments(Broken):
 
 
 class LosesSamples(Broken):
-    """Takes one sample and never returns it."""
+    """Drops a sample that could have been run."""
 
     async def run(self) -> None:
         """Take the first sample away."""
-        self.source._new.popleft()
+        self.source.drop(next(iter(self.source._queue)), Cause.CANCELLED)
         await super().run()
 
 

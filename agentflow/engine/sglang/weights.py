@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import EngineAdminFailed
+from agentflow.types import SyncMode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -22,17 +22,9 @@ if TYPE_CHECKING:
     from agentflow.engine.sglang.config import Deadlines
 
 
-class PauseMode(StrEnum):
-    """What happens to running generations when the engine is paused."""
-
-    ABORT = "abort"
-    """They end with what they have."""
-    IN_PLACE = "in_place"
-    """They stand still, KV kept, and go on under the new weights."""
-    RETRACT = "retract"
-    """They return to the queue, KV dropped, and are prefilled again."""
-    DRAIN = "drain"
-    """They finish first; new ones wait on this side until `resume`."""
+PauseMode = SyncMode
+"""What happens to running generations when the engine is paused; while drained, new ones wait on
+this side until `resume`."""
 
 
 class WeightSync:
