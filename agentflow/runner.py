@@ -33,8 +33,8 @@ class AsyncioRunner:
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        """Monotonic seconds of the running loop."""
-        return asyncio.get_running_loop().time()
+        """Monotonic seconds, which are those of every asyncio loop."""
+        return time.monotonic()
 
     def wall_time(self) -> float:
         """Seconds since the epoch."""

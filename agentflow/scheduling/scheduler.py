@@ -32,10 +32,13 @@ from priority.policies import Standing
 from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sized
 
     from agentflow.types import EpisodeId
     from priority.policies import Policy
+
+
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class Limits:
     rewards: int
     preemptions: int = 2
     """Of one item over its life; then it is left alone."""
-    age_s: float = float("inf")
+    age_s: float = _NEVER
     """An item that has waited this long for a generation goes first, whatever its class."""
 
 
@@ -65,12 +68,21 @@ class ActionScheduler:
         self._policy = policy
         self._order = itertools.count()
         tickets = itertools.count(1)
-        self._queues = {stage: RankQueue(tickets) for stage in WAITING}
+        self._ages = ages = limits.age_s < _NEVER
+        self._queues = {
+            stage: RankQueue(tickets, ages=ages and stage in FOR_GENERATION) for stage in WAITING
+        }
         self._inflight = {stage: OrderedSet[WorkItem]() for stage in IN_FLIGHT}
         self._victims = OrderedSet[WorkItem]()
         """Generations that may be preempted; the newest loses the least."""
         self._promised = OrderedSet[WorkItem]()
         """Waiting items for which a generation is being aborted; in no queue meanwhile."""
+        self._for_generation = [self._queues[stage] for stage in FOR_GENERATION]
+        self._live_places: list[Sized] = [
+            *(self._queues[stage] for stage in LIVE_WAITING),
+            *(self._inflight[stage] for stage in LIVE_IN_FLIGHT),
+            self._promised,
+        ]
         self._entitled = deque[WorkItem]()
         """Of these, the ones whose slot has come free."""
         self.snapshot = PrioritySnapshot()
@@ -129,12 +141,17 @@ class ActionScheduler:
             return self._entitled[0]
         if (promised := next(iter(self._promised), None)) is not None:
             return promised
-        may_join = self.live < self._limits.live
-        queues = [self._queues[s] for s in FOR_GENERATION if s is not Stage.PENDING or may_join]
-        oldest = [item for q in queues if (item := q.oldest()) and self._aged(item, now)]
-        if oldest:
-            return min(oldest, key=lambda item: (item.queued_at, item.order))
-        return next((item for q in queues if (item := q.first())), None)
+        queues = self._for_generation
+        if self.live >= self._limits.live:
+            queues = queues[:-1]  # all but PENDING, whose items would join the live ones
+        if self._ages:
+            oldest = [item for q in queues if (item := q.oldest()) and self._aged(item, now)]
+            if oldest:
+                return min(oldest, key=lambda item: (item.queued_at, item.order))
+        for queue in queues:
+            if (item := queue.first()) is not None:
+                return item
+        return None
 
     def victim(self) -> WorkItem | None:
         """The newest low-priority generation that may still be preempted, or None."""
@@ -158,8 +175,7 @@ class ActionScheduler:
     @property
     def live(self) -> int:
         """Episodes between their first generation and their last command."""
-        queued = sum(len(self._queues[stage]) for stage in LIVE_WAITING)
-        return queued + len(self._promised) + sum(len(self._inflight[s]) for s in LIVE_IN_FLIGHT)
+        return sum(map(len, self._live_places))
 
     def counts(self) -> dict[Stage, int]:
         """How many items are at each stage."""

@@ -230,7 +230,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._core.advance(item, event, self._runner.now())
         self.progress += 1
         self._dispatch_signal.set()
-        self._moved.set()
+        if not self._moved.is_set():
+            self._moved.set()
 
     # --- actions ------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ failures become the state's `ending` here; anything else is a bug and propagates
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, cast
 
 from agentflow.aio import boundary, shielded
 from agentflow.engine.turns import TurnModel
@@ -188,8 +189,8 @@ class SWEAgentFlow:
         agent = sample.m.agent
         assert agent is not None
         self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
-        if isinstance(agent, ActionLevelAgent):
-            status, command = await agent.generation_step()
+        if _driven_by_actions(type(agent)):
+            status, command = await cast("ActionLevelAgent", agent).generation_step()
         else:
             sample.m.rollout.result = await agent.run_episode(env)
             status, command = StepStatus.TERMINATED, None
@@ -198,10 +199,12 @@ class SWEAgentFlow:
 
     async def _act(self, sample: SWESample, state: PartialRolloutState) -> PartialRolloutState:
         agent, command = sample.m.agent, state.pending_action
-        assert isinstance(agent, ActionLevelAgent)
+        assert agent is not None
         assert command is not None
         self._events.emit("command_started", sample.episode)
-        status, _ = await agent.env_step(self._envs[sample.episode], command)
+        status, _ = await cast("ActionLevelAgent", agent).env_step(
+            self._envs[sample.episode], command
+        )
         self._events.emit("command_ended", sample.episode, status=status)
         return self._after(sample, status, None)
 
@@ -340,6 +343,12 @@ _CAUSE_OF = {
     SWERolloutResult.FAILURE: Cause.FORMAT_ERRORS,
 }
 """For agents that tell only how they left, not why."""
+
+
+@functools.cache
+def _driven_by_actions(agent: type) -> bool:
+    """Whether agents of a class take single actions; a protocol check is too slow for every one."""
+    return issubclass(agent, ActionLevelAgent)
 
 
 def _attach(sample: SWESample, env: ContainerEnv) -> None:
