@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentflow.config import RolloutConfig
 from agentflow.errors import AgentflowError
 from agentflow.sim.clock import Deadlock, VirtualRunner, run_virtual
 from agentflow.sim.disturbances import Disturbances
@@ -27,10 +28,12 @@ from agentflow.sim.faults import (
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
 from executors.fault_checks import check_cleanup, check_samples
-from executors.simulate import naive, source_of
+from executors.simulate import agentic, naive, source_of
 from executors.token_meter import MeteredModel
+from executors.weight_sync import WeightSync
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Mapping, Sequence
 
     from agentflow.sim.trace import EpisodeTrace
@@ -67,6 +70,8 @@ class FaultPlan:
     max_concurrency: int
     disturb_every_s: float
     cancel_after_s: float | None
+    rollout: RolloutConfig
+    """How an executor that schedules actions works."""
 
 
 def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
@@ -96,6 +101,28 @@ def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
         max_concurrency=rng.randint(1, 12),
         disturb_every_s=rng.choice([2.0, 10.0, 60.0]),
         cancel_after_s=rng.uniform(0, 60) if rng.random() < _CANCELLED_SHARE else None,
+        rollout=_rollout_of(runner.random("rollout")),
+    )
+
+
+def _rollout_of(rng: random.Random) -> RolloutConfig:
+    """Draw limits, policy and preemption."""
+    live = rng.randint(1, 12)
+    return RolloutConfig(
+        enable_action_level_scheduling=True,
+        max_concurrency=live,
+        gen_concurrency=rng.randint(1, live),
+        async_factor=rng.choice([1.0, 1.5]),
+        start_concurrency=rng.randint(1, 4),
+        env_concurrency=rng.choice([None, 1, 3]),
+        reward_concurrency=rng.randint(1, 3),
+        policy={"name": "fcfs_preempt", "window": rng.randint(0, 8)},
+        preemption=rng.random() < 0.7,  # noqa: PLR2004  # most of the time
+        max_preemptions=rng.randint(0, 3),
+        age_s=rng.choice([None, 1.0, 30.0]),
+        partial_rollout=rng.random() < 0.8,  # noqa: PLR2004  # most of the time
+        max_attempts=rng.choice([3, 64]),
+        stall_s=HORIZON_S / 4,
     )
 
 
@@ -105,11 +132,19 @@ _SLOWNESS = (0.005, 0.05, 0.5)
 
 
 def run_with_faults(
-    seed: int, *, make_driver: DriverFactory | None = None, rates: FaultRates | None = None
+    seed: int,
+    *,
+    by_action: bool = False,
+    make_driver: DriverFactory | None = None,
+    rates: FaultRates | None = None,
 ) -> FaultRun:
-    """Play one seed; None drives with NaiveExecutor. Never raises for what a run does wrong."""
+    """Play one seed with NaiveExecutor, AgenticExecutor (`by_action`), or another driver.
+
+    Never raises for what a run does wrong.
+    """
     plan = plan_of(seed)
-    driver = make_driver if make_driver is not None else naive(plan.max_concurrency)
+    planned = agentic(plan.rollout) if by_action else naive(plan.max_concurrency)
+    driver = make_driver if make_driver is not None else planned
     run = _Run(plan, rates if rates is not None else FaultRates())
     try:
         run_virtual(run.play(driver))
@@ -143,7 +178,9 @@ class _Run:
             engines=simulation.engines,
             model=model,
             engine=engine,
-            dispatch=driver,
+            sync_weights=WeightSync(
+                [driver], simulation.engines, runner=simulation.runner, events=simulation.events
+            ).run,
             rng=simulation.runner.random("disturbances"),
             every_s=self.plan.disturb_every_s,
         )
@@ -154,6 +191,7 @@ class _Run:
         self.digest = simulation.events.digest
         cancelled = self.plan.cancel_after_s is not None
         self.violations += check_cleanup(simulation)
+        source.check()
         self.violations += check_samples(
             self.ended, simulation, received=simulation.model.received, cancelled=cancelled
         )

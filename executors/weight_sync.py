@@ -133,13 +133,12 @@ class _Undo:
 
     async def unwind(self, _kind: object, failed: BaseException | None, _tb: object) -> None:
         failures = await shielded(self._call_all())
-        if failed is not None:
-            for failure in failures:
-                failed.add_note(f"and resuming failed: {type(failure).__name__}: {failure}")
-        elif len(failures) == 1:
-            raise failures[0]
-        elif failures:
-            raise BaseExceptionGroup("resuming failed", failures)
+        first = failed or (failures.pop(0) if failures else None)
+        for failure in failures:
+            assert first is not None
+            first.add_note(f"and resuming failed: {type(failure).__name__}: {failure}")
+        if failed is None and first is not None:
+            raise first
 
     async def _call_all(self) -> list[BaseException]:
         ends = [

@@ -36,9 +36,10 @@ class RankQueue:
     def __contains__(self, item: object) -> bool:
         return item in self._members
 
-    def add(self, item: WorkItem) -> None:
-        """Enter with the item's present rank."""
-        item.ticket = next(self._tickets)
+    def add(self, item: WorkItem, *, first: bool = False) -> None:
+        """Enter with the item's present rank; `first` among its equals, otherwise last."""
+        ticket = next(self._tickets)
+        item.ticket = -ticket if first else ticket
         self._members.add(item)
         heapq.heappush(self._by_rank, (item.rank, item.ticket, item))
         if self._ages:

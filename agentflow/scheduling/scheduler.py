@@ -92,11 +92,15 @@ class ActionScheduler:
 
     # --- what happened ------------------------------------------------------------------------
 
-    def submit(self, episode: EpisodeId, now: float) -> WorkItem:
-        """Take an episode in."""
-        item = WorkItem(episode=episode, order=next(self._order), queued_at=now)
+    def submit(self, episode: EpisodeId, now: float, *, resumes: bool = False) -> WorkItem:
+        """Take an episode in; one that `resumes` has its environment and goes before its equals.
+
+        It must not wait for a start: starts may be waiting for the environment that it holds.
+        """
+        stage = Stage.PENDING if resumes else Stage.NEW
+        item = WorkItem(episode=episode, order=next(self._order), stage=stage, queued_at=now)
         self.reclassify(item)
-        self._queues[Stage.NEW].add(item)
+        self._queues[stage].add(item, first=resumes)
         return item
 
     def advance(self, item: WorkItem, event: Event, now: float) -> None:

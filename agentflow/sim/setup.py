@@ -26,6 +26,7 @@ from agentflow.sim.player import (
     sample_of,
 )
 from agentflow.sim.replicas import ReplicaRouter
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.flow import SWEAgentFlow
 from agentflow.types import SamplingParams
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from agentflow.protocols import ContainerEnvBuilder, Model, RuntimeBuilder
     from agentflow.sim.trace import EpisodeTrace
+    from agentflow.swe.action_level_flow import Scheduling
     from agentflow.types import RolloutSample
 
 _NONCE = "5" * 12
@@ -96,6 +98,13 @@ class Simulation:
         return SWEAgentFlow(
             TraceAgentBuilder(), self.env_builder, self.runtime_builder, self.access(),
             runner=self.runner, events=self.events,
+        )  # fmt: skip
+
+    def action_level_flow(self, scheduling: Scheduling) -> ActionLevelSWEAgentFlow:
+        """Return the production flow that schedules actions, over the simulated parts."""
+        return ActionLevelSWEAgentFlow(
+            TraceAgentBuilder(), self.env_builder, self.runtime_builder, self.access(),
+            scheduling=scheduling, runner=self.runner, events=self.events,
         )  # fmt: skip
 
     def access(self) -> EngineAccess:

@@ -148,13 +148,16 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def _submit_sample_async(self, sample: SWESample, dc_sample: RolloutSample) -> None:
         self._ensure_scheduler()
+        resumes = sample.episode in self._envs
         submitted = _Submitted(
-            item=self._core.submit(sample.episode, self._runner.now()),
+            item=self._core.submit(sample.episode, self._runner.now(), resumes=resumes),
             sample=sample,
             dc_sample=dc_sample,
             done_future=asyncio.get_running_loop().create_future(),
         )
         self._submitted[submitted.item] = submitted
+        if resumes:
+            self._fire_replica_inflight(submitted)
         self._dispatch_signal.set()
         try:
             await submitted.done_future

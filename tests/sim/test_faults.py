@@ -25,10 +25,19 @@ def test_the_trajectory_level_path_holds_under_faults(first: int) -> None:
     assert sum(sum(run.faults.values()) for run in runs) > 50
 
 
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_the_action_level_path_holds_under_faults(first: int) -> None:
+    """The same, with preemptions, pauses of the flow, clean restarts and a budget of attempts."""
+    runs = [run_with_faults(seed, by_action=True) for seed in range(first, first + 10)]
+    assert [f"{run.seed}: {v}" for run in runs for v in run.violations] == []
+    assert sum(sum(run.faults.values()) for run in runs) > 50
+
+
 def test_a_seed_replays_its_run() -> None:
     """The same events in the same order at the same times."""
     first, again = run_with_faults(16), run_with_faults(16)
     assert first == again
+    assert run_with_faults(16, by_action=True) == run_with_faults(16, by_action=True)
     assert first.events_digest != run_with_faults(17).events_digest
 
 
