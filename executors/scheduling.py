@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentflow.policies import build_policy
 from agentflow.scheduling import Limits
@@ -57,3 +57,12 @@ def make_settings(rollout: RolloutConfig) -> AgenticSettings:
         status_s=rollout.status_s,
         stall_s=rollout.stall_s,
     )
+
+
+def action_level_twins(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Give the flow and agent that schedule actions for the built-in ones that do not."""
+    agent = config.get("agent", {})
+    twin = {"minisweagent": "action_level_minisweagent"}.get(agent.get("name"))
+    if twin is not None:
+        config = {**config, "agent": {**agent, "name": twin}}
+    return ("action_level_swe" if name == "swe" else name), config

@@ -29,12 +29,13 @@ from agentflow.protocols import EngineAdmin
 from agentflow.registry import load_agentflow
 from agentflow.runner import AsyncioRunner
 from executors.coordinator import DataCoordinator
+from executors.failures import first_failure
 from executors.files import OutputError
 from executors.hooks import CoordinatorHooks
 from executors.logs import logging_to
 from executors.rehearsal import rehearse
 from executors.run_dir import RunDir, RunStatus
-from executors.scheduling import make_scheduling
+from executors.scheduling import action_level_twins, make_scheduling
 from executors.summary import Summary
 from executors.termination import classify
 from executors.token_meter import MeteredModel
@@ -43,7 +44,7 @@ from executors.wiring import build_engine, make_samples, require, select_tasks
 from executors.worker import RolloutWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
@@ -210,7 +211,7 @@ class Rollout:
             status = RunStatus.INTERRUPTED
             raise
         except ExceptionGroup as group:
-            error = _first_failure(group)
+            error = first_failure(group)
             logger.exception("the run failed")
         finally:
             events.emit("run_ended", status=status)
@@ -261,15 +262,6 @@ _WORKER = "local"
 """The only worker of a foreground run; its executor runs on the caller's loop."""
 
 
-def action_level_twins(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Give the flow and agent that schedule actions for the built-in ones that do not."""
-    agent = config.get("agent", {})
-    twin = {"minisweagent": "action_level_minisweagent"}.get(agent.get("name"))
-    if twin is not None:
-        config = {**config, "agent": {**agent, "name": twin}}
-    return ("action_level_swe" if name == "swe" else name), config
-
-
 def _reaching(engine: MeteredModel, url: str) -> Callable[[], Coroutine[Any, Any, ModelInfo]]:
     async def reach() -> ModelInfo:
         try:
@@ -295,19 +287,3 @@ async def _beside(
 
 async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
     await call()
-
-
-def _first_failure(group: BaseExceptionGroup[BaseException]) -> str:
-    leaves = list(_leaves(group))
-    for leaf in leaves:
-        if isinstance(leaf, OutputError):
-            return str(leaf)
-    return f"{type(leaves[0]).__name__}: {leaves[0]} (the traceback is in logs/agentflow.log)"
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -87,6 +87,8 @@ class ActionScheduler:
         """Of these, the ones whose slot has come free."""
         self.snapshot = PrioritySnapshot()
         """What is known from elsewhere; an item is ranked by it when it enters a queue."""
+        self.detached = 0
+        """Environments of interrupted episodes that will come back; they count as admitted."""
         self.paused = False
         """While True no generation is dispatched or preempted; everything else goes on."""
 
@@ -220,7 +222,8 @@ class ActionScheduler:
                 return limits.commands - len(inflight[Stage.ACTING])
             case CommandKind.START:
                 starting = len(inflight[Stage.STARTING])
-                admitted = starting + len(self._queues[Stage.PENDING]) + self.live
+                ready = len(self._queues[Stage.PENDING]) + self.detached
+                admitted = starting + ready + self.live
                 return min(limits.starts - starting, limits.admitted - admitted)
             case CommandKind.GENERATE | CommandKind.ABORT:
                 free = limits.generations - len(inflight[Stage.GENERATING])

@@ -22,7 +22,7 @@ from agentflow.aio import shielded
 from agentflow.errors import ConfigError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial
 from agentflow.protocols import ActionLevelAgent
-from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event
+from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event, Stage
 from agentflow.swe.flow import SWEAgentFlow, aborted_generation
 from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
 from priority.policies import Fcfs
@@ -157,6 +157,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         )
         self._submitted[submitted.item] = submitted
         if resumes:
+            self._core.detached -= 1
             self._fire_replica_inflight(submitted)
         self._dispatch_signal.set()
         try:
@@ -173,6 +174,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await asyncio.wait([submitted.action])
         if submitted.item.stage not in OUT:  # its last action may just have ended it
             self._advance(submitted.item, Event.FAILED)
+        elif submitted.item.stage is Stage.LEFT:  # saved for a caller that has gone
+            self._core.detached -= self._partial_rollout
         await self.on_abort(submitted.sample, _WITHDRAWN)
 
     def _ensure_scheduler(self) -> None:
@@ -292,6 +295,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._advance(item, Event.NEEDS_GENERATION)
         else:
             await self.on_abort(sample, state if self._partial_rollout else _WITHDRAWN)
+            self._core.detached += self._partial_rollout
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
             if not submitted.done_future.done():
@@ -380,7 +384,11 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def give_up(self, sample: SWESample) -> None:
         """Remove the environment of an interrupted episode that will not go on."""
-        await self._runner.on_flow_worker(self.on_abort(sample, _WITHDRAWN))
+        await self._runner.on_flow_worker(self._give_up(sample))
+
+    async def _give_up(self, sample: SWESample) -> None:
+        self._core.detached -= sample.episode in self._envs
+        await self.on_abort(sample, _WITHDRAWN)
 
     async def close(self) -> None:
         """End the workers, every action and every environment. Idempotent."""

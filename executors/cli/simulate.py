@@ -52,13 +52,16 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
     seed: Annotated[int, typer.Option(help="Everything random derives from it.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures here as well.")] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Play seeds of faults instead.")] = False,
+    by_action: Annotated[
+        bool, typer.Option("--by-action", help="With --faults: schedule actions, not trajectories.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="With --faults: how many, from --seed on.")] = 1,
     debug: Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")] = False,
 ) -> None:
     """Run episodes in virtual time and show how far the schedule is from the lower bound."""
     with told_in_one_line(debug=debug):
         if faults:
-            code = _play_faults(first=seed, seeds=seeds)
+            code = _play_faults(first=seed, seeds=seeds, by_action=by_action)
             raise typer.Exit(code)
         growth = 0.0
         if from_ is not None:
@@ -159,18 +162,19 @@ def _write(path: Path, report: SimulationReport) -> None:
 # --- faults -----------------------------------------------------------------------------------
 
 
-def _play_faults(*, first: int, seeds: int) -> ExitCode:
+def _play_faults(*, first: int, seeds: int, by_action: bool) -> ExitCode:
     """Play seeds; print what happened and what did not hold."""
     episodes = turns = violations = 0
     met = Counter[str]()
     for seed in range(first, first + seeds):
-        run = run_with_faults(seed)
+        run = run_with_faults(seed, by_action=by_action)
         episodes, turns = episodes + run.episodes, turns + run.turns
         met.update(run.faults)
         for violation in run.violations:
             violations += 1
             typer.echo(f"seed {seed}: {violation}")
-            typer.echo(f"  replay: agentflow simulate --faults --seeds 1 --seed {seed}")
+            how = " --by-action" if by_action else ""
+            typer.echo(f"  replay: agentflow simulate --faults{how} --seeds 1 --seed {seed}")
     typer.echo(
         f"{seeds} seeds, {episodes} episodes, {turns} turns,"
         f" {met.total()} faults, {violations} violations"
