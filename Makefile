@@ -1,12 +1,16 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# Needs python3 (>= 3.11) with venv, make and git. Caches live in $AGENTFLOW_CACHE.
+# Needs python3 (>= 3.11) with venv, make and git. What is fetched or built is kept in
+# $AGENTFLOW_CACHE, outside the checkout.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
 export AGENTFLOW_CACHE ?= $(HOME)/.cache/agentflow
 
-.PHONY: setup demo test test-fast test-real check clean
+.PHONY: setup demo test check test-fast test-slow test-pypi test-docker test-sglang docker sglang-cpu \
+	demo-llm soak clean
 
 setup: $(VENV)/.ready
 
@@ -15,13 +19,15 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/system-deps.sh
 	scripts/system-deps.sh
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'mini-swe-agent>=2.4.6,<2.5'
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps 'mini-swe-agent>=2.4.6,<2.5'
 	touch $@
 
 demo: setup
 	rm -rf runs/demo
 	$(BIN)/agentflow demo --out runs/demo
+
+test: check test-fast test-slow test-pypi test-docker test-sglang demo
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -30,12 +36,43 @@ check: setup
 	$(BIN)/lint-imports
 
 test-fast: setup
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST) -n 2
 
-test-real: setup
-	$(BIN)/python -m pytest -m pypi
+test-slow: setup
+	$(PYTEST) -n 2 -m slow
 
-test: check test-fast test-real demo
+test-pypi: setup
+	$(PYTEST) -m pypi
+
+IMAGE := $(BIN)/python -m agentflow.swe.environment.docker.base_image
+
+# A Docker engine with its own data root and socket, where the machine runs none, and the image of
+# the tasks that ship, made from this machine's own files.
+docker: setup
+	scripts/docker-engine.sh start
+	eval "$$(scripts/docker-engine.sh env)" && $(IMAGE)
+
+test-docker: setup
+	scripts/with-docker.sh sh -c '$(IMAGE) && $(PYTEST) -m docker'
+
+# A real SGLang on this CPU: its own environment (2.5 GB) and two small checkpoints.
+sglang-cpu: setup
+	$(BIN)/python -m agentflow.engine.sglang_cpu install
+
+test-sglang: sglang-cpu
+	$(PYTEST) -m sglang
+
+# A real language model on the CPU rolls out the bundled tasks.
+demo-llm: setup
+	$(BIN)/python -m agentflow.engine.sglang_cpu install --smollm
+	rm -rf runs/demo-llm
+	$(BIN)/python -m agentflow.engine.sglang_cpu serve --smollm -- $(BIN)/agentflow run \
+		--tasks bundled --engine '{url}' --set 'engine.model={model}' \
+		--set sampling.temperature=0.7 --out runs/demo-llm
+
+soak: setup
+	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh \
+		sh -c '$(IMAGE) && $(PYTEST) -m docker tests/docker/test_container_soak.py'
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

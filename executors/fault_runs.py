@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentflow.config import RolloutConfig
 from agentflow.errors import AgentflowError
+from agentflow.scheduling import Limits
 from agentflow.sim.clock import Deadlock, VirtualRunner, run_virtual
 from agentflow.sim.disturbances import Disturbances
 from agentflow.sim.engine_spec import EngineSpec, EngineTimings
@@ -27,10 +27,12 @@ from agentflow.sim.faults import (
 )
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
+from executors.drivers import ActionLevel, Schedule, action_level, driver_of
 from executors.fault_checks import check_cleanup, check_samples
-from executors.simulate import agentic, naive, source_of
+from executors.simulate import source_of
 from executors.token_meter import MeteredModel
 from executors.weight_sync import WeightSync
+from priority.policies import FcfsPreempt
 
 if TYPE_CHECKING:
     import random
@@ -38,10 +40,14 @@ if TYPE_CHECKING:
 
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-    from executors.simulate import Driver, DriverFactory
+    from executors.drivers import Driver, DriverFactory
 
-HORIZON_S = 500_000.0
+HORIZON_S = 50_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""
+_CANCELLED_SHARE = 0.2
+"""Share of the seeds whose whole run is cancelled on the way."""
+_SLOWNESS = (0.005, 0.05, 0.5)
+"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
 SETTLE_S = 60.0
 """Virtual seconds after the end in which late aborts reach the engines."""
 
@@ -70,8 +76,8 @@ class FaultPlan:
     max_concurrency: int
     disturb_every_s: float
     cancel_after_s: float | None
-    rollout: RolloutConfig
-    """How an executor that schedules actions works."""
+    actions: ActionLevel
+    """How AgenticExecutor works, under `Schedule.ACTION_DRAWN`."""
 
 
 def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
@@ -101,50 +107,56 @@ def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
         max_concurrency=rng.randint(1, 12),
         disturb_every_s=rng.choice([2.0, 10.0, 60.0]),
         cancel_after_s=rng.uniform(0, 60) if rng.random() < _CANCELLED_SHARE else None,
-        rollout=_rollout_of(runner.random("rollout")),
+        actions=_actions_of(runner.random("actions")),
     )
 
 
-def _rollout_of(rng: random.Random) -> RolloutConfig:
+def _actions_of(rng: random.Random) -> ActionLevel:
     """Draw limits, policy and preemption."""
     live = rng.randint(1, 12)
-    return RolloutConfig(
-        enable_action_level_scheduling=True,
-        max_concurrency=live,
-        gen_concurrency=rng.randint(1, live),
-        async_factor=rng.choice([1.0, 1.5]),
-        start_concurrency=rng.randint(1, 4),
-        env_concurrency=rng.choice([None, 1, 3]),
-        reward_concurrency=rng.randint(1, 3),
-        policy={"name": "fcfs_preempt", "window": rng.randint(0, 8)},
-        preemption=rng.random() < 0.7,  # noqa: PLR2004  # most of the time
-        max_preemptions=rng.randint(0, 3),
-        age_s=rng.choice([None, 1.0, 30.0]),
+    limits = Limits(
+        generations=rng.randint(1, live),
+        live=live,
+        admitted=live + rng.randint(0, 4),
+        starts=rng.randint(1, 4),
+        commands=rng.randint(1, live),
+        rewards=rng.randint(1, 3),
+        preemptions=rng.randint(0, 3),
+        age_s=rng.choice([float("inf"), 1.0, 30.0]),
+    )
+    preempts = rng.random() < 0.7  # noqa: PLR2004  # most of the time
+    return ActionLevel(
+        limits=limits,
+        policy=FcfsPreempt(window=rng.randint(0, 8), preempts=preempts),
+        submitted=limits.admitted + rng.randint(1, 6),
         partial_rollout=rng.random() < 0.8,  # noqa: PLR2004  # most of the time
         max_attempts=rng.choice([3, 64]),
-        stall_s=HORIZON_S / 4,
     )
-
-
-_CANCELLED_SHARE = 0.2
-_SLOWNESS = (0.005, 0.05, 0.5)
-"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
 
 
 def run_with_faults(
     seed: int,
     *,
-    by_action: bool = False,
+    schedule: Schedule = Schedule.NAIVE,
     make_driver: DriverFactory | None = None,
     rates: FaultRates | None = None,
 ) -> FaultRun:
-    """Play one seed with NaiveExecutor, AgenticExecutor (`by_action`), or another driver.
+    """Play one seed under `schedule`, or with a driver of one's own.
 
-    Never raises for what a run does wrong.
+    Never raises for what a run does wrong: that is a violation.
     """
     plan = plan_of(seed)
-    planned = agentic(plan.rollout) if by_action else naive(plan.max_concurrency)
-    driver = make_driver if make_driver is not None else planned
+    driver = make_driver
+    if driver is None and schedule is Schedule.ACTION_DRAWN:
+        driver = action_level(plan.actions)
+    elif driver is None:
+        driver = driver_of(
+            schedule,
+            slots=plan.config.engine.slots * plan.config.replicas,
+            live=plan.max_concurrency,
+            containers=plan.config.limits.containers,
+            submitted=len(plan.traces),
+        )
     run = _Run(plan, rates if rates is not None else FaultRates())
     try:
         run_virtual(run.play(driver))

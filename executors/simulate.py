@@ -5,129 +5,23 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from agentflow.naive_flow import NaiveFlow
-from agentflow.policies import build_policy
 from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
-from agentflow.swe.action_level_flow import Scheduling
-from executors.agentic import AgenticExecutor
-from executors.coordinator import LOCAL, DataCoordinator
-from executors.hooks import CoordinatorHooks
-from executors.naive import NaiveExecutor
-from executors.scheduling import make_limits, make_settings
-from executors.weight_sync import Pausable
+from executors.coordinator import DataCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeAlias
 
-    from agentflow.config import RolloutConfig
     from agentflow.sim.bound import LowerBound, Waterfall
     from agentflow.sim.engine_spec import EngineTimings
     from agentflow.sim.sequence import EngineUse
     from agentflow.sim.setup import SimulationConfig
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-    from priority.policies import Policy
-
-    DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator], "Driver"]
-
-
-class Driver(Pausable, Protocol):
-    """An executor of any kind over a simulation's parts."""
-
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        ...
-
-    async def close(self) -> None:
-        """Release what outlives episodes."""
-        ...
-
-
-class NaiveDriver:
-    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
-
-    def __init__(
-        self, simulation: Simulation, source: DataCoordinator, *, max_concurrency: int
-    ) -> None:
-        self._flow = simulation.flow()
-        self._executor = NaiveExecutor(
-            NaiveFlow(self._flow),
-            source,
-            renderer=simulation.renderer,
-            max_concurrency=max_concurrency,
-        )
-        self.pause_dispatch = self._executor.pause_dispatch
-        self.resume_dispatch = self._executor.resume_dispatch
-        self.pause_generations = self._executor.pause_generations
-        self.resume_generations = self._executor.resume_generations
-
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        await self._executor.run()
-
-    async def close(self) -> None:
-        """Remove environments that are left."""
-        await self._flow.close()
-
-
-def naive(max_concurrency: int) -> DriverFactory:
-    """Drive with NaiveExecutor and `max_concurrency` live trajectories."""
-    return lambda simulation, source: NaiveDriver(
-        simulation, source, max_concurrency=max_concurrency
-    )
-
-
-class AgenticDriver:
-    """Action-level scheduling: AgenticExecutor over ActionLevelSWEAgentFlow."""
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        source: DataCoordinator,
-        *,
-        rollout: RolloutConfig,
-        policy: Policy | None = None,
-    ) -> None:
-        hooks = CoordinatorHooks(source, LOCAL)
-        scheduling = Scheduling(
-            limits=make_limits(rollout),
-            policy=policy or build_policy(rollout.policy, preemption=rollout.preemption),
-            hooks=hooks,
-            partial_rollout=rollout.partial_rollout,
-        )
-        self.flow = simulation.action_level_flow(scheduling)
-        self._executor = AgenticExecutor(
-            self.flow,
-            source,
-            renderer=simulation.renderer,
-            runner=simulation.runner,
-            settings=make_settings(rollout),
-            get_priority_snapshot=source.get_priority_snapshot,
-        )
-        self.pause_dispatch = self._executor.pause_dispatch
-        self.resume_dispatch = self._executor.resume_dispatch
-        self.pause_generations = self._executor.pause_generations
-        self.resume_generations = self._executor.resume_generations
-
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        await self._executor.run()
-
-    async def close(self) -> None:
-        """Remove environments that are left."""
-        await self.flow.close()
-
-
-def agentic(rollout: RolloutConfig, *, policy: Policy | None = None) -> DriverFactory:
-    """Drive with AgenticExecutor as `rollout` says."""
-    return lambda simulation, source: AgenticDriver(
-        simulation, source, rollout=rollout, policy=policy
-    )
+    from executors.drivers import DriverFactory
 
 
 class StartOrder(StrEnum):

@@ -174,6 +174,15 @@ class StartTimes:
         return self._start_s[spec.labels["agentflow.episode"]]
 
 
+def tokens_to_come(sample: SWESample) -> int:
+    """Tokens that the episode's turns will still generate."""
+    trace, length = trace_of(sample), len(sample.record)
+    left = 0
+    for turn, end in zip(trace.turns, trace.turn_ends(), strict=True):
+        left += min(turn.output, max(end - length, 0))
+    return left
+
+
 def trace_of(sample: SWESample) -> EpisodeTrace:
     """Return the trace in a sample's task."""
     trace: EpisodeTrace = sample.m.data.task["trace"]

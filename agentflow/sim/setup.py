@@ -26,16 +26,14 @@ from agentflow.sim.player import (
     sample_of,
 )
 from agentflow.sim.replicas import ReplicaRouter
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.flow import SWEAgentFlow
 from agentflow.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentflow.protocols import ContainerEnvBuilder, Model, RuntimeBuilder
+    from agentflow.protocols import AgentBuilder, ContainerEnvBuilder, Model, RuntimeBuilder
     from agentflow.sim.trace import EpisodeTrace
-    from agentflow.swe.action_level_flow import Scheduling
     from agentflow.types import RolloutSample
 
 _NONCE = "5" * 12
@@ -93,19 +91,13 @@ class Simulation:
         self.runtime_builder: RuntimeBuilder = TraceRuntimeBuilder()
         self.renderer = TraceRenderer(config.engine.vocab_size)
 
+    def builders(self) -> tuple[AgentBuilder, ContainerEnvBuilder, RuntimeBuilder]:
+        """Return what a flow is made of, beside its engine."""
+        return TraceAgentBuilder(), self.env_builder, self.runtime_builder
+
     def flow(self) -> SWEAgentFlow:
         """Return the production flow over the simulated parts."""
-        return SWEAgentFlow(
-            TraceAgentBuilder(), self.env_builder, self.runtime_builder, self.access(),
-            runner=self.runner, events=self.events,
-        )  # fmt: skip
-
-    def action_level_flow(self, scheduling: Scheduling) -> ActionLevelSWEAgentFlow:
-        """Return the production flow that schedules actions, over the simulated parts."""
-        return ActionLevelSWEAgentFlow(
-            TraceAgentBuilder(), self.env_builder, self.runtime_builder, self.access(),
-            scheduling=scheduling, runner=self.runner, events=self.events,
-        )  # fmt: skip
+        return SWEAgentFlow(*self.builders(), self.access(), runner=self.runner, events=self.events)
 
     def access(self) -> EngineAccess:
         """Return the engine as episodes see it."""

@@ -28,7 +28,10 @@ BUILTIN_PROVIDERS: dict[str, dict[str, str]] = {
         "minisweagent": ".swe.agent.mini:MiniSWEAgentBuilder",
         "action_level_minisweagent": ".swe.agent.action_level:ActionLevelMiniSWEAgentBuilder",
     },
-    "environment": {"local": ".swe.environment.local:LocalEnvBuilder"},
+    "environment": {
+        "local": ".swe.environment.local:LocalEnvBuilder",
+        "docker": ".swe.environment.docker:DockerEnvBuilder",
+    },
     "runtime": {"swe": ".swe.runtime.pytest_runtime:PytestRuntimeBuilder"},
 }
 """Section → provider name → `module:Builder`; a leading dot means the package agentflow."""

@@ -8,6 +8,7 @@ failures become the state's `ending` here; anything else is a bug and propagates
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from agentflow.aio import boundary, shielded
@@ -287,8 +288,10 @@ class SWEAgentFlow:
         self._events.emit("reward_ended", sample.episode, reward=sample.reward)
 
     async def _judge(self, sample: SWESample) -> None:
+        spec = sample.m.data.container_args
+        spec = replace(spec, labels={**spec.labels, "agentflow.purpose": "reward"})
         with boundary(EnvStartFailed):
-            env = await self.env.start(sample.m.data.container_args)
+            env = await self.env.start(spec)
         try:
             with boundary(EvalFailed):
                 await _runtime(sample).eval(env)

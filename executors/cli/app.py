@@ -11,6 +11,7 @@ import typer
 from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
 from executors.cli import demo, report, running
+from executors.cli.clean import clean
 from executors.cli.exits import HELP, told_in_one_line
 from executors.cli.simulate import simulate_command
 from executors.session import Rollout
@@ -124,6 +125,19 @@ def run_demo(
     with told_in_one_line(debug=debug):
         code = demo.run(out)
     raise typer.Exit(code)
+
+
+@app.command(name="clean", epilog=HELP)
+def run_clean(
+    *,
+    docker_host: Annotated[
+        str | None, typer.Option(help="The engine, as in DOCKER_HOST, which is the default.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Remove the containers that dead runs left on a Docker engine, and only those."""
+    with told_in_one_line(debug=debug):
+        clean(docker_host)
 
 
 @app.command(name="tasks", epilog=HELP)

@@ -17,9 +17,10 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from executors.cli.exits import ExitCode, told_in_one_line
+from executors.drivers import Schedule, driver_of
 from executors.fault_runs import run_with_faults
 from executors.replay import load_recording
-from executors.simulate import StartOrder, naive, ordered, simulate
+from executors.simulate import StartOrder, ordered, simulate
 
 if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace
@@ -49,19 +50,19 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
     order: Annotated[StartOrder, typer.Option(help="Which episodes start first.")] = (
         StartOrder.FCFS
     ),
+    schedule: Annotated[
+        Schedule, typer.Option(help="Whole trajectories, or single actions and in which order.")
+    ] = Schedule.NAIVE,
     seed: Annotated[int, typer.Option(help="Everything random derives from it.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures here as well.")] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Play seeds of faults instead.")] = False,
-    by_action: Annotated[
-        bool, typer.Option("--by-action", help="With --faults: schedule actions, not trajectories.")
-    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="With --faults: how many, from --seed on.")] = 1,
     debug: Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")] = False,
 ) -> None:
     """Run episodes in virtual time and show how far the schedule is from the lower bound."""
     with told_in_one_line(debug=debug):
         if faults:
-            code = _play_faults(first=seed, seeds=seeds, by_action=by_action)
+            code = _play_faults(schedule, first=seed, seeds=seeds)
             raise typer.Exit(code)
         growth = 0.0
         if from_ is not None:
@@ -75,7 +76,14 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
         spec = engine_spec(engine, slots=slots, kv_tokens=kv, context=context)
         limits = EnvLimits(containers=containers, starts=starts, start_growth=growth)
         config = SimulationConfig(engine=spec, replicas=replicas, limits=limits, seed=seed)
-        report = simulate(ordered(traces, order, spec.timings), config, naive(live))
+        driver = driver_of(
+            schedule,
+            slots=slots * replicas,
+            live=live,
+            containers=containers,
+            submitted=len(traces),
+        )
+        report = simulate(ordered(traces, order, spec.timings), config, driver)
         _print_report(report)
         if json is not None:
             _write(json, report)
@@ -146,7 +154,7 @@ def _print_report(report: SimulationReport) -> None:
     if report.waterfall is not None:
         typer.echo("waterfall")
         for name, label in _WATERFALL:
-            seconds = getattr(report.waterfall, name)
+            seconds = round(getattr(report.waterfall, name), 6) + 0.0  # no "-0.0"
             typer.echo(f"  {label:<24}{seconds:>10.1f} s  {seconds / report.makespan_s:>6.1%}")
     typer.echo(f"events     {report.events_digest}")
 
@@ -162,19 +170,19 @@ def _write(path: Path, report: SimulationReport) -> None:
 # --- faults -----------------------------------------------------------------------------------
 
 
-def _play_faults(*, first: int, seeds: int, by_action: bool) -> ExitCode:
+def _play_faults(schedule: Schedule, *, first: int, seeds: int) -> ExitCode:
     """Play seeds; print what happened and what did not hold."""
     episodes = turns = violations = 0
     met = Counter[str]()
     for seed in range(first, first + seeds):
-        run = run_with_faults(seed, by_action=by_action)
+        run = run_with_faults(seed, schedule=schedule)
         episodes, turns = episodes + run.episodes, turns + run.turns
         met.update(run.faults)
         for violation in run.violations:
             violations += 1
             typer.echo(f"seed {seed}: {violation}")
-            how = " --by-action" if by_action else ""
-            typer.echo(f"  replay: agentflow simulate --faults{how} --seeds 1 --seed {seed}")
+            again = f"--faults --schedule {schedule} --seeds 1 --seed {seed}"
+            typer.echo(f"  replay: agentflow simulate {again}")
     typer.echo(
         f"{seeds} seeds, {episodes} episodes, {turns} turns,"
         f" {met.total()} faults, {violations} violations"

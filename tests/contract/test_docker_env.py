@@ -60,6 +60,7 @@ class TestShellSession(EnvironmentContract):
     """The shell, where we ship no helper; its commands wait for each other."""
 
     limits_pids = True
+    side_by_side = False
 
     @pytest.fixture
     def env_builder(self, shell_builder: DockerEnvBuilder) -> DockerEnvBuilder:

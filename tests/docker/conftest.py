@@ -7,23 +7,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-
-from agentflow.swe.environment.docker.owner import OWNER_LABEL
+from docker_tools import docker, our_containers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def docker(*arguments: str, check: bool = True) -> str:
-    """Run the docker command line and return what it printed."""
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=check)
-    return done.stdout.strip()
-
-
-def our_containers() -> list[str]:
-    """Names of all containers that carry our label, stopped ones included."""
-    found = docker("ps", "-a", "--filter", f"label={OWNER_LABEL}", "--format", "{{.Names}}")
-    return found.split()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ async def receive(whole: bytes, cuts: list[int]) -> tuple[Answer, Wire]:
     last = 0
     for cut in [*sorted(min(c, len(whole)) for c in cuts), len(whole)]:
         if cut > last:
-            connection.data_received(whole[last:cut])
+            connection.received(whole[last:cut])
         last = cut
     return answer, wire
 

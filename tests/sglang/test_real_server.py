@@ -150,7 +150,11 @@ async def test_hundreds_of_aborts_leave_no_trace(
 async def test_weights_change_under_running_generations(
     engine: SglangEngine, successors: dict[str, list[int]], mode: PauseMode
 ) -> None:
-    """In every mode each token is what the weights of its version say after the one before it."""
+    """In every mode each token is what its version's weights say after the one before it.
+
+    But one: SGLang's overlapped scheduler has a token in flight when it is paused in place, and
+    gives it the new version.
+    """
     runs = Runs(engine)
     budget = 40
     async with asyncio.TaskGroup() as group:
@@ -168,8 +172,13 @@ async def test_weights_change_under_running_generations(
         sink = task.result()
         assert len(sink.ids) == budget
         before = [prompt_of(number)[-1], *sink.ids]
-        for last, token, version in zip(before, sink.ids, sink.versions, strict=False):
-            assert token == names[version][last]
+        told_late = [
+            at for at, token in enumerate(sink.ids) if token != names[sink.versions[at]][before[at]]
+        ]
+        late = [sink.versions.index(7)] if mode is PauseMode.IN_PLACE and 7 in sink.versions else []
+        assert told_late in ([], late)
+        for at in told_late:
+            assert sink.ids[at] == names[0][before[at]]
         versions |= set(sink.versions)
     assert 0 in versions
     if mode is not PauseMode.DRAIN:

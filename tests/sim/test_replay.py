@@ -9,9 +9,10 @@ import pytest
 from test_simulate import config, tiny
 
 from agentflow.errors import ConfigError
+from executors.drivers import naive
 from executors.replay import load_recording
 from executors.sample_rows import sample_row, token_archive, tokens_name
-from executors.simulate import SimulationReport, naive, simulate
+from executors.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
     from pathlib import Path

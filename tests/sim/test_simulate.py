@@ -18,7 +18,8 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import Simulation, SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from agentflow.types import Cause
-from executors.simulate import SimulationReport, naive, simulate
+from executors.drivers import naive
+from executors.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace
@@ -109,28 +110,27 @@ def digest(report: SimulationReport) -> bytes:
     return b"".join(sample.responses.tobytes() for sample in report.samples)
 
 
-def test_processes_of_different_hash_seeds_log_the_same_bytes() -> None:
+_IMPORTS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[2])))
+"""Where the other process finds this module and the packages."""
+
+
+def test_a_process_of_another_hash_seed_logs_the_same_bytes() -> None:
     """Nothing depends on the order of a set or on an address."""
-    program = (
-        "import sys\n"
-        "sys.path[:0] = ['tests/sim']\n"
-        "from test_simulate import MACHINES, tiny\n"
-        "from executors.simulate import naive, simulate\n"
-        "for name in ('little KV', 'replicas'):\n"
-        "    report = simulate(tiny(), MACHINES[name], naive(12))\n"
-        "    sys.stdout.buffer.write(b''.join(report.events))\n"
+    program = "import sys\nfrom test_simulate import logs\nsys.stdout.buffer.write(logs())\n"
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": _IMPORTS},
+        capture_output=True,
+        check=True,
     )
-    logs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert logs[0] == logs[1]
-    assert json.loads(logs[0].splitlines()[0])["t"] == 0.0
+    assert other.stdout == logs()
+    assert json.loads(other.stdout.splitlines()[0])["t"] == 0.0
+
+
+def logs() -> bytes:
+    """Event logs of two machines."""
+    reports = [simulate(tiny(), MACHINES[name], naive(12)) for name in ("little KV", "replicas")]
+    return b"".join(line for report in reports for line in report.events)
 
 
 def test_an_engine_too_small_for_an_episode_is_an_error() -> None:

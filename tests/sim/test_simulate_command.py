@@ -45,6 +45,13 @@ def test_longest_first_is_no_slower_with_few_live_episodes() -> None:
     assert makespan("longest") < makespan("shortest")
 
 
+def test_single_actions_can_be_scheduled_instead() -> None:
+    """The same workload and figures, under the action-level flow."""
+    code, output = call(*TINY, "--schedule", "action-longest")
+    assert code == 0
+    assert "8 episodes" in output
+
+
 def test_faults_are_counted_and_no_violation_is_success() -> None:
     """One line of sums, then the kinds."""
     code, output = call("simulate", "--faults", "--seeds", "3")

@@ -22,7 +22,7 @@ def draw(workload: Workload, *, groups: int, seed: int = 1) -> list[EpisodeTrace
 
 def test_the_reference_workload_has_its_published_shape() -> None:
     """40 turns and 245 output tokens in the median, 8k first prompts, 60k at most."""
-    traces = draw(load_workload("reference"), groups=40)
+    traces = draw(load_workload("reference"), groups=24)
     turns = [len(trace.turns) for trace in traces]
     outputs = [turn.output for trace in traces for turn in trace.turns]
     assert statistics.median(turns) == pytest.approx(40, rel=0.1)
@@ -33,7 +33,7 @@ def test_the_reference_workload_has_its_published_shape() -> None:
 
 def test_tool_times_have_the_published_tail() -> None:
     """p50 0.3 s, p90 13.6 s and p99 216 s, within a quarter."""
-    traces = draw(load_workload("heavy-tail"), groups=40)
+    traces = draw(load_workload("heavy-tail"), groups=24)
     times = [turn.command_s for trace in traces for turn in trace.turns[:-1]]
     cuts = statistics.quantiles(times, n=100)
     assert (cuts[49], cuts[89], cuts[98]) == pytest.approx((0.3, 13.6, 216), rel=0.25)
@@ -41,7 +41,7 @@ def test_tool_times_have_the_published_tail() -> None:
 
 def test_members_of_a_group_are_alike_and_not_equal() -> None:
     """Turn counts vary less within a group than over all."""
-    traces = draw(load_workload("reference"), groups=40)
+    traces = draw(load_workload("reference"), groups=24)
     counts = [len(trace.turns) for trace in traces]
     within = [statistics.pstdev(counts[at : at + 8]) for at in range(0, len(counts), 8)]
     assert 0 < statistics.fmean(within) < 0.9 * statistics.pstdev(counts)

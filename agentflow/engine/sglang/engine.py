@@ -112,6 +112,7 @@ class SglangEngine:
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating on every replica. Raises EngineAdminFailed; then nothing is paused."""
         await self.info()
+        self._weights.check_running(mode)
         if mode is PauseMode.DRAIN:
             self._gate.close()
         try:

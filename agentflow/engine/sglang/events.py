@@ -1,7 +1,7 @@
 """EventBuffer and `values`: bytes of a text/event-stream to the JSON values of its complete events.
 
-Pure. Work is linear in the bytes, however they are cut, and all events of one read are parsed in
-one go: parsing them one by one takes twice as long.
+Pure. Work is linear in the bytes, however they are cut. Events are parsed one at a time, so that
+the parser works on the same few cached kilobytes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-_DATA = b"data: "
+_PLAIN = b"data: {"
 _DONE = b"[DONE]"
 _BETWEEN = b"\n\ndata: "
 _LAST = b"data: [DONE]\n\n"
@@ -44,20 +44,16 @@ class EventBuffer:
         return len(self._buffer)
 
 
-def values(block: bytes) -> Iterable[Any]:
-    """Return the JSON value of every event in `block`, the closing [DONE] left out.
+def values(block: bytes) -> Iterator[Any]:
+    """Yield the JSON value of every event in `block`, the closing [DONE] left out.
 
-    Raises orjson.JSONDecodeError at the event that is none, after those before it. JSON has no line
-    end inside, so what stands between two plain events can be replaced by a comma.
+    Raises orjson.JSONDecodeError at the event that is none, after those before it.
     """
-    block = block.removesuffix(_LAST)
-    if block.startswith(_DATA):
-        try:
-            found: list[Any] = orjson.loads(b"[%b]" % block[6:-2].replace(_BETWEEN, b","))
-        except orjson.JSONDecodeError:
-            return _one_by_one(block)
-        return found
-    return _one_by_one(block)
+    for event in block.split(b"\n\n"):
+        if event.startswith(_PLAIN) and b"\n" not in event:
+            yield orjson.loads(event[6:])
+        elif event:
+            yield from _any_value(event)
 
 
 def newest(block: bytes) -> bytes:
@@ -67,10 +63,9 @@ def newest(block: bytes) -> bytes:
     return block if start < 0 else block[start + 2 :]
 
 
-def _one_by_one(block: bytes) -> Iterator[Any]:
-    """Read events as the standard says: comments and other fields out, several lines joined."""
-    for event in block.split(b"\n\n"):
-        lines = [line for line in event.splitlines() if line.startswith(b"data:")]
-        payload = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
-        if payload and payload != _DONE:
-            yield orjson.loads(payload)
+def _any_value(event: bytes) -> Iterator[Any]:
+    """Read an event as the standard says: comments and other fields out, several lines joined."""
+    lines = [line for line in event.splitlines() if line.startswith(b"data:")]
+    payload = b"\n".join(line[5:].removeprefix(b" ") for line in lines)
+    if payload and payload != _DONE:
+        yield orjson.loads(payload)

@@ -20,6 +20,9 @@ IDLE_S = 3.0
 """Below uvicorn's keep-alive of 5 s, so that the server never closes what we are about to use."""
 
 _MAX_HEAD = 64 * 1024
+_READ = 64 * 1024
+"""A plain asyncio protocol would allocate 256 KiB for every read, mostly to give them back."""
+
 _CHUNKED = -1
 _UNTIL_CLOSE = -2
 
@@ -55,7 +58,7 @@ class Address:
     tls: ssl.SSLContext | None = None
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One socket. Between exchanges it lies in its pool."""
 
     def __init__(self, pool: Pool) -> None:
@@ -89,7 +92,7 @@ class Connection(asyncio.Protocol):
         """Whether a new exchange may start on it."""
         return self._transport is not None and not self._transport.is_closing()
 
-    # --- asyncio.Protocol ---------------------------------------------------------------------
+    # --- asyncio.BufferedProtocol -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
@@ -108,7 +111,15 @@ class Connection(asyncio.Protocol):
         else:
             receiver.on_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # the protocol's signature
+        """Return where to read into: one buffer for all, because it is emptied at once."""
+        return self._pool.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        self.received(bytes(self._pool.buffer[:nbytes]))
+
+    def received(self, data: bytes) -> None:
         """Parse and hand on."""
         if self._receiver is None:
             self.drop()
@@ -223,6 +234,8 @@ class Pool:
     def __init__(self, address: Address, *, connect_s: float) -> None:
         self._address = address
         self._connect_s = connect_s
+        self.buffer = memoryview(bytearray(_READ))
+        """Where every connection reads into."""
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._all_lost: asyncio.Future[None] | None = None

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 
 PauseMode = SyncMode
-"""What happens to running generations when the engine is paused; while drained, new ones wait on
-this side until `resume`."""
+"""What happens to running generations when the engine is paused.
+
+Drained, new ones wait on this side until `resume`. In place, SGLang's overlapped scheduler has one
+token of each in flight at that moment and reports the new version for it.
+"""
 
 
 class WeightSync:
@@ -41,8 +44,7 @@ class WeightSync:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop generating. Raises EngineAdminFailed; then no replica stays paused."""
-        if self.mode is not None:
-            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self.mode}")
+        self.check_running(mode)
         self._clock.hold()
         self.mode = mode
         wire = PauseMode.RETRACT if mode is PauseMode.DRAIN else mode
@@ -54,6 +56,11 @@ class WeightSync:
             except EngineAdminFailed as second:
                 error.add_note(f"and resuming failed: {second}")
             raise
+
+    def check_running(self, mode: PauseMode) -> None:
+        """Raise EngineAdminFailed when a pause has an owner already."""
+        if self.mode is not None:
+            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self.mode}")
 
     async def resume(self) -> None:
         """Go on generating; harmless when not paused.

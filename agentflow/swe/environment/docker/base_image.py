@@ -60,7 +60,7 @@ MERGED = re.compile(r"^/(bin|sbin|lib|lib64)(?=/|$)")
 """Folders that are links into /usr on a Debian since 12."""
 LIBRARY = re.compile(r"\s(/\S+\.so\S*) \(0x")
 EPOCH = 1_700_000_000
-"""Time of every file, so that the same files give the same image."""
+"""Time of what we make; a package's files keep theirs, or Python would not use its caches."""
 USER = 1000
 USERS = """root:x:0:0:root:/root:/bin/bash
 agent:x:1000:1000::/home/agent:/bin/bash
@@ -120,12 +120,25 @@ def _files() -> set[str]:
     listed = _dpkg("-L", *_debian_packages()).splitlines()
     paths = {_merged(line) for line in listed if line.startswith("/") and line != "/."}
     paths = {path for path in paths if os.path.lexists(path) and not LEFT_OUT.search(path)}
+    paths |= {cache for path in paths if (cache := _bytecode(path))}
     programs = [path for path in sorted(paths) if _is_program(path)]
     loaded = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
     for found in LIBRARY.findall(loaded):
         library = _merged(found)
         paths |= {library, _merged(os.path.realpath(library))}
     return paths
+
+
+def _bytecode(path: str) -> str | None:
+    """Return the compiled form that Debian made of a module when it was installed.
+
+    Without them every start of Python would compile what it imports, and pytest's takes a second.
+    """
+    if not path.startswith("/usr/lib/python3") or not path.endswith(".py"):
+        return None
+    folder, name = os.path.split(path)
+    found = sorted(Path(folder, "__pycache__").glob(f"{name[:-3]}.cpython-3??.pyc"))
+    return str(found[-1]) if found else None
 
 
 def _is_program(path: str) -> bool:
@@ -145,7 +158,7 @@ def _member(name: str, *, mode: int = 0o755, uid: int = 0) -> tarfile.TarInfo:
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
-    member.mtime = EPOCH
+    member.mtime = int(member.mtime)
     return member
 
 
@@ -191,13 +204,13 @@ def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
 
 def _add_python_packages(tar: tarfile.TarFile, packages: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--compile"]
         subprocess.run(
             [*pip, "--root-user-action=ignore", "--target", folder, *packages], check=True
         )
         for path in sorted(Path(folder).rglob("*")):
             name = path.relative_to(folder)
-            if name.parts[0] != "bin" and "__pycache__" not in name.parts:
+            if name.parts[0] != "bin":
                 tar.add(path, f"usr/lib/python3/dist-packages/{name}", False, filter=_plain)
 
 

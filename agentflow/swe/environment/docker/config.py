@@ -12,6 +12,8 @@ class DockerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    name: str = "docker"
+    """The provider's name, which stands in the same section."""
     docker_host: str | None = None
     """Engine's address: `unix://…`, `tcp://…`; default DOCKER_HOST, else the system's socket."""
     image: str = "agentflow-swe:latest"
@@ -31,7 +33,10 @@ class DockerConfig(BaseModel):
     read_only: bool = False
     """A read-only root; name the places to write in `tmpfs`."""
     tmpfs: dict[str, str] = Field(default_factory=dict)
-    """Mount point to options, e.g. `{"/tmp": "size=256m,exec"}`."""
+    """Mount point to options, e.g. `{"/tmp": "size=256m,exec"}`.
+
+    A folder that the image has keeps its mode: give it to a user with `uid=1000`.
+    """
     cap_add: tuple[str, ...] = ()
     """On top of none at all."""
     runtime: str | None = None

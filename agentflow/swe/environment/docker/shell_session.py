@@ -44,8 +44,12 @@ OOM_KILLS = (
 
 
 def pid_1(ttl_s: int) -> tuple[str, ...]:
-    """Return the argv of a PID 1 that waits for input that never comes."""
-    return (*SHELL, "-c", f"trap '' TERM; read -t {ttl_s} -r _; exit 75")
+    """Return the argv of a PID 1 that waits, and so reaps what others leave.
+
+    A bash in `read` would wait as well, but leave the dead as zombies, which fill the pids limit.
+    """
+    wait = "while ((SECONDS < e)); do sleep $((e - SECONDS)) & wait; done"
+    return (*SHELL, "-c", f"trap '' TERM; e=$((SECONDS + {ttl_s})); {wait}; exit 75")
 
 
 class ShellSession:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import docker
+from docker_tools import docker
 
 from agentflow.errors import ConfigError, ContainerKilled, EnvDied, EnvStartFailed
 from agentflow.swe.environment.docker import DockerEnvBuilder

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import docker, our_containers
+from docker_tools import ROOT, docker, kill_engine, our_containers, start_engine
 
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean
@@ -21,11 +17,11 @@ from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
 
 SMALL = {"pids": 64, "memory_bytes": 64 << 20, "timeout_s": 30}
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -151,30 +147,6 @@ async def test_a_container_that_hears_nothing_ends_itself() -> None:
 
 
 # --- the engine restarts ----------------------------------------------------------------------
-
-ENGINE = ROOT / "scripts" / "docker-engine.sh"
-
-
-def engine_pid() -> int:
-    """Return the pid of the engine that the script started; skip where it is another's."""
-    cache = os.environ.get("AGENTFLOW_CACHE") or Path.home() / ".cache" / "agentflow"
-    file = Path(cache) / "docker" / "dockerd.pid"
-    if not file.exists():
-        pytest.skip("this machine's engine is not ours to kill")
-    return int(file.read_text())
-
-
-def kill_engine() -> None:
-    """Kill the engine as a crash would, and wait until it is gone."""
-    pid = engine_pid()
-    os.kill(pid, signal.SIGKILL)
-    while Path(f"/proc/{pid}/fd/0").exists():
-        time.sleep(0.01)
-
-
-def start_engine() -> None:
-    """Start it again, with its containers."""
-    subprocess.run([ENGINE, "start"], check=True, capture_output=True)
 
 
 async def test_a_command_survives_a_restart_of_the_engine(builder: DockerEnvBuilder) -> None:

@@ -1,0 +1,200 @@
+"""Drivers: executors over a simulation's parts, interchangeable for a virtual run.
+
+A driver rolls out every sample of a source, and can be paused for a weight sync.
+`naive` schedules whole trajectories, `action_level` single actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from agentflow.errors import ConfigError
+from agentflow.naive_flow import NaiveFlow
+from agentflow.scheduling import Limits
+from agentflow.sim.player import tokens_to_come
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from executors.agentic import AgenticExecutor, AgenticSettings
+from executors.naive import NaiveExecutor
+from executors.weight_sync import Pausable
+from priority.policies import Fcfs, LongestPredictedFirst, ShortestPredictedFirst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from agentflow.protocols import AgentFlow
+    from agentflow.sim.setup import Simulation
+    from agentflow.swe.sample import SWESample
+    from agentflow.types import EpisodeId
+    from executors.coordinator import DataCoordinator
+    from priority.policies import Policy
+
+    DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator], "Driver"]
+
+
+class Driver(Pausable, Protocol):
+    """An executor of any kind."""
+
+    async def run(self) -> None:
+        """Roll out every sample of the source."""
+        ...
+
+    async def close(self) -> None:
+        """Release what outlives episodes. Idempotent."""
+        ...
+
+
+class _Driver:
+    """An executor and its flow as a `Driver`."""
+
+    def __init__(self, executor: NaiveExecutor | AgenticExecutor, flow: AgentFlow) -> None:
+        self._executor = executor
+        self._flow = flow
+        self.pause_dispatch = executor.pause_dispatch
+        self.resume_dispatch = executor.resume_dispatch
+        self.pause_generations = executor.pause_generations
+        self.resume_generations = executor.resume_generations
+
+    async def run(self) -> None:
+        """Roll out every sample of the source."""
+        await self._executor.run()
+
+    async def close(self) -> None:
+        """End what runs, and remove environments that are left."""
+        await self._flow.close()
+
+
+class NaiveDriver(_Driver):
+    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
+
+    def __init__(
+        self, simulation: Simulation, source: DataCoordinator, *, max_concurrency: int
+    ) -> None:
+        flow = simulation.flow()
+        executor = NaiveExecutor(
+            NaiveFlow(flow),
+            source,
+            renderer=simulation.renderer,
+            max_concurrency=max_concurrency,
+        )
+        super().__init__(executor, flow)
+
+
+def naive(max_concurrency: int) -> DriverFactory:
+    """Drive with NaiveExecutor and `max_concurrency` live trajectories."""
+    return lambda simulation, source: NaiveDriver(
+        simulation, source, max_concurrency=max_concurrency
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionLevel:
+    """How actions are scheduled; the limits are those of one engine."""
+
+    limits: Limits
+    policy: Policy
+    submitted: int
+    """Episodes that are handed to the flow at once, waiting for an environment included."""
+    partial_rollout: bool = True
+    max_attempts: int = 32
+
+
+class ActionLevelDriver(_Driver):
+    """Action-level scheduling: AgenticExecutor, with predictions that are true."""
+
+    def __init__(
+        self, simulation: Simulation, source: DataCoordinator, settings: ActionLevel
+    ) -> None:
+        flow = ActionLevelSWEAgentFlow(
+            *simulation.builders(),
+            simulation.access(),
+            scheduling=Scheduling(
+                limits=settings.limits,
+                policy=settings.policy,
+                hooks=TruePredictions(),
+                partial_rollout=settings.partial_rollout,
+            ),
+            runner=simulation.runner,
+            events=simulation.events,
+        )
+        executor = AgenticExecutor(
+            flow,
+            source,
+            renderer=simulation.renderer,
+            runner=simulation.runner,
+            settings=AgenticSettings(
+                window=settings.submitted,
+                max_attempts=settings.max_attempts,
+                status_s=_STATUS_S,
+                stall_s=_STALL_S,
+            ),
+            get_priority_snapshot=source.get_priority_snapshot,
+        )
+        super().__init__(executor, flow)
+
+
+_STATUS_S, _STALL_S = 1000.0, 100_000.0
+"""Virtual seconds: looked at seldom, and given up long after the slowest command."""
+
+
+class TruePredictions:
+    """Hooks that know what an episode will still generate."""
+
+    def replica_inflight(self, episode: EpisodeId) -> None:
+        """Do nothing."""
+
+    async def predict(self, sample: SWESample, *, gen_turn_seq: int) -> float | None:  # noqa: ARG002
+        """Tokens that the trace has still to come."""
+        return float(tokens_to_come(sample))
+
+
+def action_level(settings: ActionLevel) -> DriverFactory:
+    """Drive with AgenticExecutor."""
+    return lambda simulation, source: ActionLevelDriver(simulation, source, settings)
+
+
+class Schedule(StrEnum):
+    """Whole trajectories, or single actions in an order; predictions are true."""
+
+    NAIVE = "naive"
+    ACTION_FCFS = "action-fcfs"
+    ACTION_LONGEST = "action-longest"
+    ACTION_SHORTEST = "action-shortest"
+    ACTION_DRAWN = "action-drawn"
+    """With limits, policy and preemption drawn by the seed; for fault runs."""
+
+
+_STARTED_AHEAD = 1.5
+"""async_factor: environments per live episode, those that start ahead included."""
+
+
+def driver_of(
+    schedule: Schedule, *, slots: int, live: int, containers: int | None, submitted: int
+) -> DriverFactory:
+    """Return the driver of `schedule` with `live` episodes, on an engine of `slots` slots."""
+    policy: Policy
+    match schedule:
+        case Schedule.NAIVE:
+            return naive(live)
+        case Schedule.ACTION_FCFS:
+            policy = Fcfs()
+        case Schedule.ACTION_LONGEST:
+            policy = LongestPredictedFirst()
+        case Schedule.ACTION_SHORTEST:
+            policy = ShortestPredictedFirst()
+        case Schedule.ACTION_DRAWN:
+            raise ConfigError("action-drawn: is for fault runs, whose seeds draw it")
+        case other:
+            assert_never(other)
+    admitted = max(int(live * _STARTED_AHEAD), 1)
+    limits = Limits(
+        generations=slots,
+        live=live,
+        admitted=admitted if containers is None else min(admitted, containers),
+        starts=admitted,
+        commands=live,
+        rewards=live,
+    )
+    return action_level(ActionLevel(limits=limits, policy=policy, submitted=submitted))
