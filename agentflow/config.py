@@ -6,9 +6,9 @@ Owns names, types, defaults and ranges. Where the values come from, and how a pr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from agentflow.types import SamplingParams
 
@@ -89,19 +89,62 @@ class SamplingConfig(Section):
         return SamplingParams(**self.model_dump())
 
 
+def _named(name: str) -> dict[str, Any]:
+    return {"name": name}
+
+
 class RolloutConfig(Section):
     """How many episodes run, and by which executor."""
 
-    enable_action_level_scheduling: Literal[False] = False
-    """Only trajectory-level scheduling exists in this version."""
+    enable_action_level_scheduling: bool = False
+    """Schedule generations and commands one by one (AgenticExecutor, and the action-level twins of
+    the flow `swe` and the agent `minisweagent`), instead of whole trajectories (NaiveExecutor)."""
     max_concurrency: int = Field(default=4, ge=1)
     """Episodes that are live at once."""
+    partial_rollout: bool = True
+    """An episode that a weight update interrupts goes on with its tokens; false: it starts anew."""
+    max_attempts: int = Field(default=32, ge=1)
+    """Times that one episode may be begun; then it ends without counting."""
+    gen_concurrency: int | None = Field(default=None, ge=1)
+    """Generations at once; None: as many as episodes. This and all below are for action-level
+    scheduling alone."""
+    async_factor: float = Field(default=1.25, ge=1.0, le=1.5)
+    """So many times max_concurrency may have an environment, so that starts are hidden."""
+    start_concurrency: int = Field(default=8, ge=1)
+    """Environments that start at once."""
+    env_concurrency: int | None = Field(default=None, ge=1)
+    """Commands that run at once; None: as many as episodes."""
+    reward_concurrency: int = Field(default=4, ge=1)
+    """Episodes that are judged at once, each in an environment of its own."""
+    policy: dict[str, Any] = Field(default_factory=lambda: _named("fcfs"))
+    """Who goes first: `name`, built in or `package.module:Class`, and that policy's own keys."""
+    preemption: bool = False
+    """Whether a high-priority episode may interrupt a low-priority generation."""
+    max_preemptions: int = Field(default=2, ge=0)
+    """Of one episode."""
+    age_s: float | None = Field(default=None, gt=0)
+    """An episode that has waited so long for a generation goes first; None: the policy decides."""
+    submit_ahead: float = Field(default=0.0, ge=0.0, le=0.1)
+    """Share of gen_concurrency sent beyond it, to hide the round trip to a server with a queue."""
+    status_s: float = Field(default=30.0, gt=0)
+    """Between two status lines in the log."""
+    stall_s: float = Field(default=7200.0, gt=0)
+    """The run fails when no episode has moved for so long."""
+    rehearse_syncs_s: float | None = Field(default=None, gt=0)
+    """Rehearse a weight update about every so many seconds, seeded, in all modes; the weights stay
+    as they are. None: never."""
     stop_grace_s: float = Field(default=20.0, ge=0)
     """After Ctrl-C, how long episodes may take to let go of their environments."""
 
-
-def _named(name: str) -> dict[str, Any]:
-    return {"name": name}
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        gens, live = self.gen_concurrency, self.max_concurrency
+        if gens is not None and gens > live:
+            raise ValueError(
+                f"gen_concurrency {gens} is more than max_concurrency {live}: every generation"
+                " belongs to a live episode"
+            )
+        return self
 
 
 class FlowConfig(Section):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from agentflow.config import AgentflowConfig, FlowConfig
 from agentflow.config_yaml import Path, parse_scalar, parse_yaml
 from agentflow.errors import ConfigError
+from agentflow.policies import build_policy
 from agentflow.registry import BUILTIN_FLOW, did_you_mean, import_any
 from agentflow.swe import BUILTIN_PROVIDERS, import_provider
 
@@ -150,6 +151,7 @@ def check(sources: Sources) -> AgentflowConfig:
     except ValidationError as error:
         problems += [_problem(detail, sources, AgentflowConfig) for detail in error.errors()]
     problems += _flow_problems(sources)
+    problems += _policy_problems(sources)
     if problems or config is None:
         raise InvalidConfig(problems)
     return config
@@ -176,8 +178,8 @@ def _message(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"unknown key{did_you_mean(key, known)} (known: {', '.join(sorted(known))})"
     if detail["type"] == "missing":
         return "is missing"
-    if detail["loc"] == ("rollout", "enable_action_level_scheduling"):
-        return f"{detail['input']!r} is not available in this version; leave it false"
+    if detail["type"] == "value_error" and isinstance(detail["input"], dict):
+        return detail["msg"].removeprefix("Value error, ")
     shown = repr(detail["input"])
     if len(shown) > _SHOWN_VALUE:
         shown = shown[:_SHOWN_VALUE] + "…"
@@ -225,6 +227,21 @@ def _flow_problems(sources: Sources) -> Iterator[Problem]:
         yield _at(sources, ("flow", "options"), message)
     for section in BUILTIN_PROVIDERS:
         yield from _provider_problems(sources, flow, section)
+
+
+def _policy_problems(sources: Sources) -> Iterator[Problem]:
+    """Make the policy that `rollout` names."""
+    rollout, flow = (sources.values.get(section, {}) for section in ("rollout", "flow"))
+    if not (isinstance(rollout, dict) and isinstance(flow, dict)):
+        return
+    policy, preemption = rollout.get("policy"), rollout.get("preemption", False)
+    path = flow.get("python_path", ())
+    if not (isinstance(policy, dict) and isinstance(preemption, bool) and _valid_path(path)):
+        return
+    try:
+        build_policy(policy, preemption=preemption, python_path=path)
+    except ConfigError as error:
+        yield _at(sources, ("rollout", "policy"), error)
 
 
 def _provider_problems(

@@ -14,7 +14,7 @@ from agentflow.outcomes import make_fallback, save_partial
 from agentflow.types import Cause, PartialRolloutState, RolloutSample, StepStatus
 
 if TYPE_CHECKING:
-    from agentflow.protocols import AgentFlow
+    from agentflow.protocols import AgentFlow, Runner
     from agentflow.swe.sample import SWESample
     from agentflow.types import Ending
 
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 class NaiveFlow:
     """Runs trajectories through the steps of an `AgentFlow`."""
 
-    def __init__(self, flow: AgentFlow) -> None:
+    def __init__(
+        self, flow: AgentFlow, *, runner: Runner | None = None, partial_rollout: bool = True
+    ) -> None:
+        """With `runner` episodes run on its flow worker, otherwise on the caller's loop.
+
+        Without `partial_rollout` an interrupted episode starts anew instead of going on.
+        """
         self._flow = flow
+        self._runner = runner
+        self._partial_rollout = partial_rollout
 
     async def __call__(self, dc_sample: RolloutSample) -> RolloutSample:
         """Roll out one sample and fill it in; a failed episode comes back with its `ending`.
@@ -31,6 +39,12 @@ class NaiveFlow:
         Raises RolloutGenerationAborted, with `partial_agent_data` set, when the episode was
         interrupted and can go on.
         """
+        rollout = self._roll_out(dc_sample)
+        if self._runner is None:
+            return await rollout
+        return await self._runner.on_flow_worker(rollout)
+
+    async def _roll_out(self, dc_sample: RolloutSample) -> RolloutSample:
         try:
             sample = await self._flow.preprocess(dc_sample)
         except EpisodeError as exc:
@@ -73,8 +87,10 @@ class NaiveFlow:
     async def _aborted(
         self, sample: SWESample, state: PartialRolloutState, dc_sample: RolloutSample
     ) -> None:
-        await shielded(self._flow.on_abort(sample, state))
-        if _resumable(state.ending):
+        resumable = _resumable(state.ending)
+        keep = self._partial_rollout or not resumable
+        await shielded(self._flow.on_abort(sample, state if keep else _CANCELLED))
+        if resumable:
             save_partial(sample, dc_sample)
             raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
         await self._flow.project_to_dc_sample(sample, dc_sample)

@@ -19,6 +19,13 @@ def save_partial(sample: SWESample, dc_sample: RolloutSample) -> None:
     dc_sample.attempt += 1
 
 
+def write_off(sample: SWESample, dc_sample: RolloutSample) -> None:
+    """Count the tokens of an attempt that is thrown away as restarted."""
+    forked = sample.model.forked_tokens if sample.model is not None else 0
+    dc_sample.restarted_tokens += sample.record.generated + forked
+    dc_sample.partial_agent_data = None
+
+
 def make_fallback(sample: RolloutSample, ending: Ending) -> None:
     """Fill `sample` with the smallest shape that trainers accept, and keep it out of training.
 

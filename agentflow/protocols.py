@@ -1,6 +1,7 @@
 """Every seam of the system, in one file: what a plug-in implements and what a part may rely on.
 
 Model        token ids in, token ids out (SGLang, scripted, simulated)
+EngineAdmin  the same engine's pause, around a weight update
 Agent        turns generations into commands, and their output into the next prompt
 ContainerEnv where commands run
 Runtime      puts the task into an environment, reads the patch out, judges it
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         RolloutSample,
         StepStatus,
         SWERolloutResult,
+        SyncMode,
     )
 
 P = ParamSpec("P")
@@ -59,7 +61,14 @@ class Runner(Protocol):
         ...
 
     async def on_flow_worker(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run on the shared flow worker: its own thread and loop; in virtual time, this loop."""
+        """Run on the shared flow worker: its own thread and loop; in virtual time, this loop.
+
+        Like awaiting `coro` here: a cancelled wait cancels it there, and ends when it has ended.
+        """
+        ...
+
+    async def on_worker(self, name: str, coro: Coroutine[Any, Any, T]) -> T:
+        """Do the same on the worker `name`, whose thread starts with its first call."""
         ...
 
 
@@ -92,6 +101,28 @@ class Model(Protocol):
 
     async def close(self) -> None:
         """Release connections. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class EngineAdmin(Protocol):
+    """An engine whose generations can be paused, so that its weights can be replaced."""
+
+    async def pause(self, mode: SyncMode) -> None:
+        """Stop generating; new requests are held until `resume`.
+
+        What is in flight ends with GenerationAborted (`abort`), stands still (`in_place`), goes
+        back to the queue (`retract`), or is waited for (`drain`). Raises EngineAdminFailed; then
+        nothing stays paused.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Go on generating. Harmless when not paused. Raises EngineAdminFailed."""
+        ...
+
+    async def flush(self) -> None:
+        """Drop cached prefixes. Raises EngineAdminFailed while their KV is in use."""
         ...
 
 

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from agentflow.protocols import AgentFlow, EventSink, Runner
+    from agentflow.swe.action_level_flow import Scheduling
     from agentflow.swe.sample import SWESample
 
-BUILTIN_FLOW: dict[str, str] = {"swe": ".swe:agentflow"}
+BUILTIN_FLOW: dict[str, str] = {
+    "swe": ".swe:agentflow",
+    "action_level_swe": ".swe:action_level_agentflow",
+}
 """Flow name → `module:function`; a leading dot means this package."""
 
 _PACKAGE = "agentflow"
@@ -40,16 +44,19 @@ def load_agentflow(
     runner: Runner | None = None,
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
+    scheduling: Scheduling | None = None,
 ) -> AgentFlow:
     """Build the flow `name` from its section of the configuration.
 
     `model` is what the flow generates with (for the built-in ones an `EngineAccess`). A flow of the
-    user's need not take `runner`, `events` and `on_turn`. Raises ConfigError that names the
-    section, the name and the cause.
+    user's need not take the keywords; `scheduling` is for those that schedule actions. Raises
+    ConfigError that names the section, the name and the cause.
     """
     make = import_any(name, builtin=BUILTIN_FLOW, path=config.get("python_path"), kind="flow")
     with plugin_boundary(f"flow {name!r}"):
-        wiring = {"runner": runner, "events": events, "on_turn": on_turn}
+        wiring: dict[str, object] = {"runner": runner, "events": events, "on_turn": on_turn}
+        if scheduling is not None:
+            wiring["scheduling"] = scheduling
         return cast("AgentFlow", make(config, model, **_accepted(make, wiring)))
 
 

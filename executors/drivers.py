@@ -1,6 +1,6 @@
 """Drivers: executors over a simulation's parts, interchangeable for a virtual run.
 
-A driver rolls out every sample of a source, and can hold its generations back for a weight sync.
+A driver rolls out every sample of a source, and can be paused for a weight sync.
 `naive` schedules whole trajectories, `action_level` single actions.
 """
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, assert_never
 
+from agentflow.errors import ConfigError
 from agentflow.naive_flow import NaiveFlow
 from agentflow.scheduling import Limits
 from agentflow.sim.player import tokens_to_come
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.naive import NaiveExecutor
+from executors.weight_sync import Pausable
 from priority.policies import Fcfs, LongestPredictedFirst, ShortestPredictedFirst
 
 if TYPE_CHECKING:
@@ -24,26 +27,18 @@ if TYPE_CHECKING:
     from agentflow.protocols import AgentFlow
     from agentflow.sim.setup import Simulation
     from agentflow.swe.sample import SWESample
-    from agentflow.types import EpisodeId, RolloutSample, SyncMode
-    from executors.source import InProcessSource
+    from agentflow.types import EpisodeId
+    from executors.coordinator import DataCoordinator
     from priority.policies import Policy
 
-    DriverFactory: TypeAlias = Callable[[Simulation, InProcessSource], "Driver"]
+    DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator], "Driver"]
 
 
-class Driver(Protocol):
+class Driver(Pausable, Protocol):
     """An executor of any kind."""
 
     async def run(self) -> None:
         """Roll out every sample of the source."""
-        ...
-
-    async def hold(self, mode: SyncMode) -> None:
-        """Start no generation; return when an update in `mode` may begin."""
-        ...
-
-    async def release(self) -> None:
-        """Go on."""
         ...
 
     async def close(self) -> None:
@@ -51,35 +46,40 @@ class Driver(Protocol):
         ...
 
 
-class NaiveDriver:
-    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
+class _Driver:
+    """An executor and its flow as a `Driver`."""
 
-    def __init__(
-        self, simulation: Simulation, source: InProcessSource, *, max_concurrency: int
-    ) -> None:
-        self._flow: AgentFlow = simulation.flow()
-        self._executor = NaiveExecutor(
-            NaiveFlow(self._flow),
-            source,
-            renderer=simulation.renderer,
-            max_concurrency=max_concurrency,
-        )
+    def __init__(self, executor: NaiveExecutor | AgenticExecutor, flow: AgentFlow) -> None:
+        self._executor = executor
+        self._flow = flow
+        self.pause_dispatch = executor.pause_dispatch
+        self.resume_dispatch = executor.resume_dispatch
+        self.pause_generations = executor.pause_generations
+        self.resume_generations = executor.resume_generations
 
     async def run(self) -> None:
         """Roll out every sample of the source."""
         await self._executor.run()
 
-    async def hold(self, mode: SyncMode) -> None:  # noqa: ARG002  # the engine's pause does it
-        """Start no trajectory; the engine holds the generations of those that run."""
-        self._executor.pause_dispatch()
-
-    async def release(self) -> None:
-        """Go on."""
-        self._executor.resume_dispatch()
-
     async def close(self) -> None:
-        """Remove environments that are left."""
+        """End what runs, and remove environments that are left."""
         await self._flow.close()
+
+
+class NaiveDriver(_Driver):
+    """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
+
+    def __init__(
+        self, simulation: Simulation, source: DataCoordinator, *, max_concurrency: int
+    ) -> None:
+        flow = simulation.flow()
+        executor = NaiveExecutor(
+            NaiveFlow(flow),
+            source,
+            renderer=simulation.renderer,
+            max_concurrency=max_concurrency,
+        )
+        super().__init__(executor, flow)
 
 
 def naive(max_concurrency: int) -> DriverFactory:
@@ -97,53 +97,46 @@ class ActionLevel:
     policy: Policy
     submitted: int
     """Episodes that are handed to the flow at once, waiting for an environment included."""
+    partial_rollout: bool = True
+    max_attempts: int = 32
 
 
-class ActionLevelDriver:
-    """Action-level scheduling: ActionLevelSWEAgentFlow, with predictions that are true."""
+class ActionLevelDriver(_Driver):
+    """Action-level scheduling: AgenticExecutor, with predictions that are true."""
 
     def __init__(
-        self, simulation: Simulation, source: InProcessSource, settings: ActionLevel
+        self, simulation: Simulation, source: DataCoordinator, settings: ActionLevel
     ) -> None:
-        scheduling = Scheduling(
-            limits=settings.limits, policy=settings.policy, hooks=TruePredictions()
-        )
-        self._flow = ActionLevelSWEAgentFlow(
+        flow = ActionLevelSWEAgentFlow(
             *simulation.builders(),
             simulation.access(),
-            scheduling=scheduling,
+            scheduling=Scheduling(
+                limits=settings.limits,
+                policy=settings.policy,
+                hooks=TruePredictions(),
+                partial_rollout=settings.partial_rollout,
+            ),
             runner=simulation.runner,
             events=simulation.events,
         )
-        self._executor = NaiveExecutor(
-            self._roll_out,  # type: ignore[arg-type]  # any callable of a sample serves
+        executor = AgenticExecutor(
+            flow,
             source,
             renderer=simulation.renderer,
-            max_concurrency=settings.submitted,
+            runner=simulation.runner,
+            settings=AgenticSettings(
+                window=settings.submitted,
+                max_attempts=settings.max_attempts,
+                status_s=_STATUS_S,
+                stall_s=_STALL_S,
+            ),
+            get_priority_snapshot=source.get_priority_snapshot,
         )
+        super().__init__(executor, flow)
 
-    async def _roll_out(self, dc_sample: RolloutSample) -> RolloutSample:
-        sample = await self._flow.preprocess(dc_sample)
-        await self._flow.submit_sample(sample, dc_sample)
-        return dc_sample
 
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        await self._executor.run()
-
-    async def hold(self, mode: SyncMode) -> None:
-        """Start no generation, and end, await or leave those in flight."""
-        self._executor.pause_dispatch()
-        await self._flow.pause_generations(mode)
-
-    async def release(self) -> None:
-        """Go on."""
-        await self._flow.resume_generations()
-        self._executor.resume_dispatch()
-
-    async def close(self) -> None:
-        """End the workers, and remove environments that are left."""
-        await self._flow.close()
+_STATUS_S, _STALL_S = 1000.0, 100_000.0
+"""Virtual seconds: looked at seldom, and given up long after the slowest command."""
 
 
 class TruePredictions:
@@ -158,7 +151,7 @@ class TruePredictions:
 
 
 def action_level(settings: ActionLevel) -> DriverFactory:
-    """Drive with ActionLevelSWEAgentFlow."""
+    """Drive with AgenticExecutor."""
     return lambda simulation, source: ActionLevelDriver(simulation, source, settings)
 
 
@@ -169,6 +162,8 @@ class Schedule(StrEnum):
     ACTION_FCFS = "action-fcfs"
     ACTION_LONGEST = "action-longest"
     ACTION_SHORTEST = "action-shortest"
+    ACTION_DRAWN = "action-drawn"
+    """With limits, policy and preemption drawn by the seed; for fault runs."""
 
 
 _STARTED_AHEAD = 1.5
@@ -189,6 +184,8 @@ def driver_of(
             policy = LongestPredictedFirst()
         case Schedule.ACTION_SHORTEST:
             policy = ShortestPredictedFirst()
+        case Schedule.ACTION_DRAWN:
+            raise ConfigError("action-drawn: is for fault runs, whose seeds draw it")
         case other:
             assert_never(other)
     admitted = max(int(live * _STARTED_AHEAD), 1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentflow.errors import AgentflowError
+from agentflow.scheduling import Limits
 from agentflow.sim.clock import Deadlock, VirtualRunner, run_virtual
 from agentflow.sim.disturbances import Disturbances
 from agentflow.sim.engine_spec import EngineSpec, EngineTimings
@@ -26,12 +27,15 @@ from agentflow.sim.faults import (
 )
 from agentflow.sim.setup import Simulation, SimulationConfig
 from agentflow.sim.workload import load_workload
-from executors.drivers import Schedule, driver_of
+from executors.drivers import ActionLevel, Schedule, action_level, driver_of
 from executors.fault_checks import check_cleanup, check_samples
-from executors.source import InProcessSource
+from executors.simulate import source_of
 from executors.token_meter import MeteredModel
+from executors.weight_sync import WeightSync
+from priority.policies import FcfsPreempt
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Mapping, Sequence
 
     from agentflow.sim.trace import EpisodeTrace
@@ -72,6 +76,8 @@ class FaultPlan:
     max_concurrency: int
     disturb_every_s: float
     cancel_after_s: float | None
+    actions: ActionLevel
+    """How AgenticExecutor works, under `Schedule.ACTION_DRAWN`."""
 
 
 def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
@@ -101,6 +107,30 @@ def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
         max_concurrency=rng.randint(1, 12),
         disturb_every_s=rng.choice([2.0, 10.0, 60.0]),
         cancel_after_s=rng.uniform(0, 60) if rng.random() < _CANCELLED_SHARE else None,
+        actions=_actions_of(runner.random("actions")),
+    )
+
+
+def _actions_of(rng: random.Random) -> ActionLevel:
+    """Draw limits, policy and preemption."""
+    live = rng.randint(1, 12)
+    limits = Limits(
+        generations=rng.randint(1, live),
+        live=live,
+        admitted=live + rng.randint(0, 4),
+        starts=rng.randint(1, 4),
+        commands=rng.randint(1, live),
+        rewards=rng.randint(1, 3),
+        preemptions=rng.randint(0, 3),
+        age_s=rng.choice([float("inf"), 1.0, 30.0]),
+    )
+    preempts = rng.random() < 0.7  # noqa: PLR2004  # most of the time
+    return ActionLevel(
+        limits=limits,
+        policy=FcfsPreempt(window=rng.randint(0, 8), preempts=preempts),
+        submitted=limits.admitted + rng.randint(1, 6),
+        partial_rollout=rng.random() < 0.8,  # noqa: PLR2004  # most of the time
+        max_attempts=rng.choice([3, 64]),
     )
 
 
@@ -117,7 +147,9 @@ def run_with_faults(
     """
     plan = plan_of(seed)
     driver = make_driver
-    if driver is None:
+    if driver is None and schedule is Schedule.ACTION_DRAWN:
+        driver = action_level(plan.actions)
+    elif driver is None:
         driver = driver_of(
             schedule,
             slots=plan.config.engine.slots * plan.config.replicas,
@@ -152,13 +184,15 @@ class _Run:
         engine, simulation.model = simulation.model, MeteredModel(model)
         simulation.env_builder = FaultyEnvBuilder(simulation.envs, faults)
         simulation.runtime_builder = FaultyRuntimeBuilder(simulation.runtime_builder, faults)
-        source = InProcessSource(simulation.samples(), on_ended=self.ended.append)
+        source = source_of(simulation, on_ended=self.ended.append)
         driver = make_driver(simulation, source)
         weather = Disturbances(
             engines=simulation.engines,
             model=model,
             engine=engine,
-            generations=driver,
+            sync_weights=WeightSync(
+                [driver], simulation.engines, runner=simulation.runner, events=simulation.events
+            ).run,
             rng=simulation.runner.random("disturbances"),
             every_s=self.plan.disturb_every_s,
         )
@@ -169,6 +203,7 @@ class _Run:
         self.digest = simulation.events.digest
         cancelled = self.plan.cancel_after_s is not None
         self.violations += check_cleanup(simulation)
+        source.check()
         self.violations += check_samples(
             self.ended, simulation, received=simulation.model.received, cancelled=cancelled
         )

@@ -1,9 +1,13 @@
 """Rollout: one run, from its configuration to its summary.
 
-    config ─▶ tasks ─▶ samples ─▶ InProcessSource ─▶ NaiveExecutor ─▶ NaiveFlow ─▶ AgentFlow
+    config ─▶ tasks ─▶ samples ─▶ DataCoordinator ─▶ RolloutWorker ─▶ AgentFlow ─▶ engine
                                         │ ended                         │ after every turn
                                         ▼                               ▼
                               RunDir.save_sample, Summary      RunDir.save_trajectory
+
+Two loops: samples, summary and terminal are on the caller's; the flow, its environments and the
+engine, from its first call to its close, on the runner's flow worker, where trajectories are saved
+too, each episode's own file at a time. Events come from both and are written under a lock.
 
 Owns the order in which parts are made and taken down. Whatever is wrong with the input raises
 ConfigError before the run directory is touched; once it is open, run.json tells how the run ended.
@@ -15,34 +19,42 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentflow.errors import AgentflowError, ConfigError, EngineError
-from agentflow.naive_flow import NaiveFlow
 from agentflow.observe.jsonl import JsonlEvents
+from agentflow.protocols import EngineAdmin
 from agentflow.registry import load_agentflow
 from agentflow.runner import AsyncioRunner
+from executors.coordinator import DataCoordinator
+from executors.failures import first_failure
 from executors.files import OutputError
+from executors.hooks import CoordinatorHooks
 from executors.logs import logging_to
-from executors.naive import NaiveExecutor
+from executors.rehearsal import rehearse
 from executors.run_dir import RunDir, RunStatus
-from executors.source import InProcessSource
+from executors.scheduling import action_level_twins, make_scheduling
 from executors.summary import Summary
 from executors.termination import classify
 from executors.token_meter import MeteredModel
+from executors.weight_sync import WeightSync
 from executors.wiring import build_engine, make_samples, require, select_tasks
+from executors.worker import RolloutWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow
+    from agentflow.protocols import AgentFlow, Model
     from agentflow.types import ModelInfo, RolloutSample
 
     EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
     TaskLoader = Callable[[AgentflowConfig], Sequence[Mapping[str, Any]]]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -98,17 +110,20 @@ class Rollout:
             self._samples = make_samples(tasks, replicas=self._config.run.n)
             self.summary.planned = len(self._samples)
             access = self._make_engine(self._config, tasks)
-            meter = MeteredModel(access.engine)
-            stack.push_async_callback(meter.close)
-            model = await _reach(meter, url=str(self._config.engine.url))
+            engine, meter = access.engine, MeteredModel(access.engine)
+            stack.push_async_callback(self._on_flow_worker, meter.close)
+            model = await self._on_flow_worker(_reaching(meter, str(self._config.engine.url)))
             access = dataclasses.replace(access, engine=meter)
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
-            flow = self._load_flow(access, events)
-            stack.push_async_callback(flow.close)
+            coordinator = self._coordinator()
+            flow = self._load_flow(access, events, coordinator)
+            stack.push_async_callback(self._on_flow_worker, flow.close)
+            worker = self._worker(flow, coordinator, access)
+            rehearsal = self._rehearsal(worker, engine, events)
             stack.callback(self.dir.close)
             self.dir.open(self._config, argv=self._argv, model=model.name)
             stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))
-            await self._drive(flow, access, meter, events)
+            await self._drive(_beside(worker.run_here, rehearsal), coordinator, meter, events)
         return self.summary
 
     def abandon(self) -> None:
@@ -116,46 +131,93 @@ class Rollout:
         with contextlib.suppress(OutputError):
             self.dir.mark(RunStatus.INTERRUPTED, error="ended before its environments were removed")
 
-    def _load_flow(self, access: EngineAccess, events: JsonlEvents) -> AgentFlow:
-        config = self._config.flow.model_dump()
+    # --- parts --------------------------------------------------------------------------------
+
+    def _coordinator(self) -> DataCoordinator:
+        coordinator = DataCoordinator(
+            runner=self._runner,
+            on_ended=self._ended,
+            max_attempts=self._config.rollout.max_attempts,
+        )
+        coordinator.add(self._samples)
+        coordinator.finish()
+        return coordinator
+
+    def _load_flow(
+        self, access: EngineAccess, events: JsonlEvents, coordinator: DataCoordinator
+    ) -> AgentFlow:
+        name, config, scheduling = self._config.flow.name, self._config.flow.model_dump(), None
+        if self._config.rollout.enable_action_level_scheduling:
+            name, config = action_level_twins(name, config)
+            scheduling = make_scheduling(self._config, CoordinatorHooks(coordinator, _WORKER))
         return load_agentflow(
-            self._config.flow.name,
+            name,
             config,
             access,
             runner=self._runner,
             events=events,
             on_turn=self.dir.save_trajectory,
+            scheduling=scheduling,
         )
+
+    def _worker(
+        self, flow: AgentFlow, coordinator: DataCoordinator, access: EngineAccess
+    ) -> RolloutWorker:
+        return RolloutWorker(
+            _WORKER,
+            flow=flow,
+            coordinator=coordinator,
+            renderer=access.renderer,
+            runner=self._runner,
+            config=self._config.rollout,
+        )
+
+    def _rehearsal(
+        self, worker: RolloutWorker, engine: Model, events: JsonlEvents
+    ) -> Callable[[], Awaitable[None]] | None:
+        every_s = self._config.rollout.rehearse_syncs_s
+        if every_s is None:
+            return None
+        if not isinstance(engine, EngineAdmin):
+            raise ConfigError(
+                f"rollout.rehearse_syncs_s: {every_s}: the engine {self._config.engine.url} cannot"
+                " be paused; leave it out"
+            )
+        sync = WeightSync([worker], [engine], runner=self._runner, events=events)
+        return partial(rehearse, sync, engine, every_s=every_s, runner=self._runner)
+
+    async def _on_flow_worker(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._runner.on_flow_worker(call())
 
     # --- driving ------------------------------------------------------------------------------
 
     async def _drive(
-        self, flow: AgentFlow, access: EngineAccess, meter: MeteredModel, events: JsonlEvents
+        self,
+        work: Coroutine[Any, Any, None],
+        coordinator: DataCoordinator,
+        meter: MeteredModel,
+        events: JsonlEvents,
     ) -> None:
         """Run the executor; whatever happens, leave the directory saying how it ended."""
         began = self._runner.now()
-        executor = NaiveExecutor(
-            NaiveFlow(flow),
-            InProcessSource(self._samples, on_ended=self._ended),
-            renderer=access.renderer,
-            max_concurrency=self._config.rollout.max_concurrency,
-        )
         if self._watcher is not None:
             self._watcher.started(len(self._samples))
         events.emit("run_started", planned=len(self._samples))
         status, error = RunStatus.FAILED, None
         try:
-            await executor.run()
+            await work
             status = RunStatus.DONE
         except asyncio.CancelledError:
             status = RunStatus.INTERRUPTED
             raise
         except ExceptionGroup as group:
-            error = _first_failure(group)
+            error = first_failure(group)
             logger.exception("the run failed")
         finally:
             events.emit("run_ended", status=status)
             events.close()
+            coordinator.take_groups()
+            self.summary.samples = coordinator.counts()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)
             error = error or self._objection(events)
             if error and status is RunStatus.DONE:
@@ -176,6 +238,9 @@ class Rollout:
         """Say why a run that went through is no success after all."""
         if events.failure is not None:
             return f"events.jsonl is incomplete: {events.failure.strerror}"
+        samples = self.summary.samples
+        if samples.unaccounted or samples.open or samples.buffered:
+            return f"the sample ledger does not close: {samples}"
         left_over = self.summary.tokens.unaccounted
         if left_over:
             return f"the token ledger does not close: {left_over} tokens are unaccounted for"
@@ -193,24 +258,32 @@ class Rollout:
             logger.info("%s", failure)  # the first failure is the one to tell
 
 
-async def _reach(engine: MeteredModel, *, url: str) -> ModelInfo:
-    try:
-        return await engine.info()
-    except EngineError as error:
-        raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
+_WORKER = "local"
+"""The only worker of a foreground run; its executor runs on the caller's loop."""
 
 
-def _first_failure(group: BaseExceptionGroup[BaseException]) -> str:
-    leaves = list(_leaves(group))
-    for leaf in leaves:
-        if isinstance(leaf, OutputError):
-            return str(leaf)
-    return f"{type(leaves[0]).__name__}: {leaves[0]} (the traceback is in logs/agentflow.log)"
+def _reaching(engine: MeteredModel, url: str) -> Callable[[], Coroutine[Any, Any, ModelInfo]]:
+    async def reach() -> ModelInfo:
+        try:
+            return await engine.info()
+        except EngineError as error:
+            raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
+
+    return reach
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+async def _beside(
+    work: Callable[[], Awaitable[None]], other: Callable[[], Awaitable[None]] | None
+) -> None:
+    """Do `work`, and `other` as long as that takes."""
+    if other is None:
+        await work()
+        return
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(_awaited(other), name="beside the work")
+        await work()
+        task.cancel()
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()

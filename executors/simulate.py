@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, assert_never
 from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
-from executors.source import InProcessSource
+from executors.coordinator import DataCoordinator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from agentflow.sim.bound import LowerBound, Waterfall
     from agentflow.sim.engine_spec import EngineTimings
@@ -90,15 +90,24 @@ def simulate(
     return run_virtual(_run(traces, config, make_driver))
 
 
+def source_of(
+    simulation: Simulation, *, on_ended: Callable[[RolloutSample], None]
+) -> DataCoordinator:
+    """Return a coordinator over all samples of a simulation."""
+    source = DataCoordinator(runner=simulation.runner, on_ended=on_ended)
+    source.add(simulation.samples())
+    source.finish()
+    return source
+
+
 async def _run(
     traces: Sequence[EpisodeTrace], config: SimulationConfig, make_driver: DriverFactory
 ) -> SimulationReport:
     began = time.process_time()
     simulation = Simulation(traces, config)
     ended: list[tuple[float, RolloutSample]] = []
-    source = InProcessSource(
-        simulation.samples(),
-        on_ended=lambda sample: ended.append((simulation.runner.now(), sample)),
+    source = source_of(
+        simulation, on_ended=lambda sample: ended.append((simulation.runner.now(), sample))
     )
     driver = make_driver(simulation, source)
     try:

@@ -1,65 +1,53 @@
-"""InProcessSource: samples from memory, for runs without a trainer.
-
-Owns which samples are queued, leased to an executor, interrupted, or ended. A leased sample comes
-back exactly once, by `put_data` or `put_partial`; interrupted ones are handed out before new ones.
-"""
+"""SampleSource: where an executor gets its samples; WorkerSource: a coordinator as one sees it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from agentflow.types import RolloutSample
+    from executors.coordinator import DataCoordinator
 
-    from agentflow.types import EpisodeId, RolloutSample
 
-
-class InProcessSource:
-    """A `SampleSource` over a fixed list of samples."""
-
-    def __init__(
-        self,
-        samples: Iterable[RolloutSample],
-        *,
-        on_ended: Callable[[RolloutSample], None] | None = None,
-    ) -> None:
-        """`on_ended` sees every sample once, when it has ended."""
-        self._new = deque(samples)
-        self._partial: deque[RolloutSample] = deque()
-        self._leased: set[EpisodeId] = set()
-        self._changed = asyncio.Condition()
-        self._on_ended = on_ended
+class SampleSource(Protocol):
+    """Where samples come from and go back to."""
 
     async def get_sample(self) -> RolloutSample | None:
-        """Lease the next sample; waits while leased ones may still come back; None: all ended."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._partial or self._new or not self._leased)
-            if not (self._partial or self._new):
-                return None
-            sample = self._partial.popleft() if self._partial else self._new.popleft()
-            self._leased.add(sample.episode)
-            return sample
+        """Lease a sample, interrupted ones first; None when there will never be another."""
+        ...
 
-    async def put_data(self, sample: RolloutSample) -> None:
-        """Take back a sample that has ended; told to `on_ended` before anything can interrupt."""
-        self._end_lease(sample)
-        if self._on_ended is not None:
-            self._on_ended(sample)
-        await self._tell()
+    async def put_data(self, sample: RolloutSample) -> bool:
+        """Return a sample that has ended; False: it came too late, and is discarded."""
+        ...
 
-    async def put_partial(self, sample: RolloutSample) -> None:
-        """Take back a sample that was interrupted and can go on."""
-        self._end_lease(sample)
-        self._partial.append(sample)
-        await self._tell()
+    async def put_partial(self, sample: RolloutSample) -> bool:
+        """Return a sample that was interrupted; False: its lease had been given up."""
+        ...
 
-    def _end_lease(self, sample: RolloutSample) -> None:
-        if sample.episode not in self._leased:
-            raise ValueError(f"{sample.episode} is not leased, so it cannot come back")
-        self._leased.remove(sample.episode)
+    def give_back(self, sample: RolloutSample) -> None:
+        """Return a sample that was not begun."""
+        ...
 
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+
+class WorkerSource:
+    """A coordinator as one of several workers sees it."""
+
+    def __init__(self, coordinator: DataCoordinator, worker: str) -> None:
+        self._coordinator = coordinator
+        self._worker = worker
+
+    async def get_sample(self) -> RolloutSample | None:
+        """Lease a sample for this worker."""
+        return await self._coordinator.get_sample(self._worker)
+
+    async def put_data(self, sample: RolloutSample) -> bool:
+        """Return a sample that has ended."""
+        return await self._coordinator.put_data(sample, self._worker)
+
+    async def put_partial(self, sample: RolloutSample) -> bool:
+        """Return a sample that was interrupted."""
+        return await self._coordinator.put_partial(sample, self._worker)
+
+    def give_back(self, sample: RolloutSample) -> None:
+        """Return a sample that was not begun."""
+        self._coordinator.give_back(sample, self._worker)

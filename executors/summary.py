@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentflow.types import Blame, TerminationClass
+from executors.ledger import LedgerCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,8 @@ class Summary:
     environment_s: float = 0.0
     reward_s: float = 0.0
     wall_s: float = 0.0
+    samples: LedgerCounts = field(default_factory=LedgerCounts)
+    """Where the coordinator's samples were at the end."""
     tokens: TokenLedger = field(default_factory=TokenLedger)
     _ended: set[str] = field(default_factory=set, init=False, repr=False)
 
@@ -96,5 +99,6 @@ class Summary:
         figures = asdict(self)
         del figures["_ended"]
         figures["by_class"] = {str(kind): count for kind, count in self.by_class.items()}
+        figures["samples"] = self.samples.to_json()
         figures["tokens"]["unaccounted"] = self.tokens.unaccounted
         return figures

@@ -1,4 +1,4 @@
-"""Flights: requests that wait until told to end, and the slots that they run in.
+"""Flights: requests that wait until told to end, the slots they run in, the gate that holds them.
 
 A wait ends by time, by a slot handed over, or by a verdict; a flight learns of its verdict at the
 next wait at the latest. One event loop; no tasks of their own.
@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
+
+from agentflow.types import SyncMode
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class Flight:
@@ -79,3 +85,62 @@ class Slots:
             self._queue.popleft().wake()
         else:
             self._taken -= 1
+
+
+class Gate:
+    """The pause of an engine: holds new flights, and lets admitted ones stand still."""
+
+    def __init__(self) -> None:
+        self.mode: SyncMode | None = None
+        """How the engine is paused; None while it runs."""
+        self._held: set[Flight] = set()
+        self._admitted: set[Flight] = set()
+        self._left = asyncio.Event()
+
+    @property
+    def admitted(self) -> frozenset[Flight]:
+        """Flights that have passed and not left."""
+        return frozenset(self._admitted)
+
+    def close(self, mode: SyncMode) -> None:
+        """Hold whoever comes from now on."""
+        self.mode = mode
+
+    def open(self) -> None:
+        """Let everybody go on."""
+        self.mode = None
+        for flight in self._held:
+            flight.wake()
+
+    async def passed(self, flight: Flight) -> None:
+        """Wait while the gate is closed. Raises the flight's verdict."""
+        await self._hold(flight, set(SyncMode))
+        self._admitted.add(flight)
+
+    async def stood_still(self, flight: Flight) -> None:
+        """Wait while running flights must not go on. Raises the flight's verdict."""
+        await self._hold(flight, _STILL)
+
+    def leave(self, flight: Flight) -> None:
+        """End a flight, whether it was admitted or not."""
+        self._admitted.discard(flight)
+        self._left.set()
+
+    async def until_left(self, flights: Collection[Flight]) -> None:
+        """Wait until none of `flights` is admitted any more."""
+        while not self._admitted.isdisjoint(flights):
+            self._left.clear()
+            await self._left.wait()
+
+    async def _hold(self, flight: Flight, modes: Collection[SyncMode]) -> None:
+        if self.mode not in modes:
+            return
+        self._held.add(flight)
+        try:
+            while self.mode in modes:
+                await flight.wait(None)
+        finally:
+            self._held.discard(flight)
+
+
+_STILL = frozenset({SyncMode.IN_PLACE, SyncMode.RETRACT})

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from agentflow.engine.flights import Flight, Slots
+from agentflow.engine.flights import Flight, Gate, Slots
 from agentflow.engine.seam import StopStrings
 from agentflow.errors import (
     ConfigError,
+    EngineAdminFailed,
     EngineDied,
     EngineRejected,
     EngineUnreachable,
     GenerationAborted,
 )
-from agentflow.types import FinishReason, GenerationResult, ModelInfo
+from agentflow.types import FinishReason, GenerationResult, ModelInfo, SyncMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +106,7 @@ class ScriptedEngine:
         self._tokens_per_s = settings.tokens_per_s
         self._slots = Slots(settings.max_concurrency)
         self._flights: dict[str, Flight] = {}
+        self._gate = Gate()
         self._closed = False
         self.weight_version = 0
         """Version that generated tokens carry from now on; set it as a weight update would."""
@@ -126,12 +128,14 @@ class ScriptedEngine:
         flight = Flight()
         self._flights[request.rid] = flight
         try:
+            await self._gate.passed(flight)
             await self._slots.acquire(flight)
             try:
                 return await self._play(request, sink, flight)
             finally:
                 self._slots.release()
         finally:
+            self._gate.leave(flight)
             del self._flights[request.rid]
 
     async def abort(self, rid: str) -> None:
@@ -145,6 +149,35 @@ class ScriptedEngine:
         self._closed = True
         for rid, flight in self._flights.items():
             flight.end(EngineDied(f"the engine was closed while request {rid} ran"))
+
+    # --- EngineAdmin --------------------------------------------------------------------------
+
+    async def pause(self, mode: SyncMode) -> None:
+        """Hold new requests; those in flight end, are waited for, or stand still.
+
+        Raises EngineAdminFailed when it is paused already.
+        """
+        if self._gate.mode is not None:
+            raise EngineAdminFailed(f"pause({mode}): paused already, in mode {self._gate.mode}")
+        self._gate.close(mode)
+        if mode is SyncMode.ABORT:
+            for flight in self._gate.admitted:
+                flight.end(GenerationAborted("every request was aborted for a weight update"))
+        try:
+            if mode in {SyncMode.ABORT, SyncMode.DRAIN}:
+                await self._gate.until_left(self._gate.admitted)
+        except BaseException:
+            self._gate.open()
+            raise
+
+    async def resume(self) -> None:
+        """Let everything go on. Harmless when not paused."""
+        self._gate.open()
+
+    async def flush(self) -> None:
+        """Drop no cache. Raises EngineAdminFailed while paused in place, as SGLang does."""
+        if self._gate.mode is SyncMode.IN_PLACE:
+            raise EngineAdminFailed("flush: requests are paused in place and need their KV")
 
     def gauges(self) -> dict[str, float]:
         """Requests that run and that wait for a slot."""
@@ -188,6 +221,7 @@ class ScriptedEngine:
         for start in range(0, length, self._chunk_tokens):
             end = min(start + self._chunk_tokens, length)
             await flight.wait(self._seconds(end - start))
+            await self._gate.stood_still(flight)
             self._hand_out(said, start, end, sink)
         return result
 

@@ -57,7 +57,8 @@ class JsonlEvents:
         if episode is not None:
             record["uid"] = episode.uid
             record["replica_index"] = episode.replica_index
-        line = orjson.dumps(record | facts, default=str, option=orjson.OPT_APPEND_NEWLINE)
+        record.update(facts)
+        line = orjson.dumps(record, default=str, option=orjson.OPT_APPEND_NEWLINE)
         with self._lock:
             if self._closed or self.failure is not None:
                 return

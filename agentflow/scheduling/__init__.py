@@ -8,9 +8,10 @@ scheduler  ActionScheduler: places, limits, next, victim, reclassify
 
 from agentflow.scheduling.items import AbortReason, Command, CommandKind, WorkItem
 from agentflow.scheduling.scheduler import ActionScheduler, Limits
-from agentflow.scheduling.stages import Event, IllegalTransition, Stage
+from agentflow.scheduling.stages import OUT, Event, IllegalTransition, Stage
 
 __all__ = [
+    "OUT",
     "AbortReason",
     "ActionScheduler",
     "Command",

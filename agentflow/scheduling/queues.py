@@ -14,10 +14,14 @@ if TYPE_CHECKING:
 class RankQueue:
     """Lowest rank first, ties by entry. Leaving is lazy: an entry whose ticket is old is void."""
 
-    __slots__ = ("_by_age", "_by_rank", "_members", "_tickets")
+    __slots__ = ("_ages", "_by_age", "_by_rank", "_members", "_tickets")
 
-    def __init__(self, tickets: Iterator[int]) -> None:
-        """`tickets` counts up, shared by all queues that an item may be in."""
+    def __init__(self, tickets: Iterator[int], *, ages: bool = True) -> None:
+        """`tickets` counts up, shared by all queues that an item may be in.
+
+        Without `ages` nobody may ask for the oldest, and nothing is kept for it.
+        """
+        self._ages = ages
         self._tickets = tickets
         self._by_rank: list[tuple[float, int, WorkItem]] = []
         self._by_age: list[tuple[float, int, WorkItem]] = []
@@ -32,12 +36,14 @@ class RankQueue:
     def __contains__(self, item: object) -> bool:
         return item in self._members
 
-    def add(self, item: WorkItem) -> None:
-        """Enter with the item's present rank."""
-        item.ticket = next(self._tickets)
+    def add(self, item: WorkItem, *, first: bool = False) -> None:
+        """Enter with the item's present rank; `first` among its equals, otherwise last."""
+        ticket = next(self._tickets)
+        item.ticket = -ticket if first else ticket
         self._members.add(item)
         heapq.heappush(self._by_rank, (item.rank, item.ticket, item))
-        heapq.heappush(self._by_age, (item.queued_at, item.ticket, item))
+        if self._ages:
+            heapq.heappush(self._by_age, (item.queued_at, item.ticket, item))
 
     def remove(self, item: WorkItem) -> None:
         """Leave the line."""

@@ -29,12 +29,16 @@ from agentflow.scheduling.stages import (
 )
 from priority.ordered_set import OrderedSet
 from priority.policies import Standing
+from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sized
 
     from agentflow.types import EpisodeId
     from priority.policies import Policy
+
+
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ class Limits:
     rewards: int
     preemptions: int = 2
     """Of one item over its life; then it is left alone."""
-    age_s: float = float("inf")
+    age_s: float = _NEVER
     """An item that has waited this long for a generation goes first, whatever its class."""
 
 
@@ -64,24 +68,41 @@ class ActionScheduler:
         self._policy = policy
         self._order = itertools.count()
         tickets = itertools.count(1)
-        self._queues = {stage: RankQueue(tickets) for stage in WAITING}
+        self._ages = ages = limits.age_s < _NEVER
+        self._queues = {
+            stage: RankQueue(tickets, ages=ages and stage in FOR_GENERATION) for stage in WAITING
+        }
         self._inflight = {stage: OrderedSet[WorkItem]() for stage in IN_FLIGHT}
         self._victims = OrderedSet[WorkItem]()
         """Generations that may be preempted; the newest loses the least."""
         self._promised = OrderedSet[WorkItem]()
         """Waiting items for which a generation is being aborted; in no queue meanwhile."""
+        self._for_generation = [self._queues[stage] for stage in FOR_GENERATION]
+        self._live_places: list[Sized] = [
+            *(self._queues[stage] for stage in LIVE_WAITING),
+            *(self._inflight[stage] for stage in LIVE_IN_FLIGHT),
+            self._promised,
+        ]
         self._entitled = deque[WorkItem]()
         """Of these, the ones whose slot has come free."""
+        self.snapshot = PrioritySnapshot()
+        """What is known from elsewhere; an item is ranked by it when it enters a queue."""
+        self.detached = 0
+        """Environments of interrupted episodes that will come back; they count as admitted."""
         self.paused = False
         """While True no generation is dispatched or preempted; everything else goes on."""
 
     # --- what happened ------------------------------------------------------------------------
 
-    def submit(self, episode: EpisodeId, now: float) -> WorkItem:
-        """Take an episode in."""
-        item = WorkItem(episode=episode, order=next(self._order), queued_at=now)
+    def submit(self, episode: EpisodeId, now: float, *, resumes: bool = False) -> WorkItem:
+        """Take an episode in; one that `resumes` has its environment and goes before its equals.
+
+        It must not wait for a start: starts may be waiting for the environment that it holds.
+        """
+        stage = Stage.PENDING if resumes else Stage.NEW
+        item = WorkItem(episode=episode, order=next(self._order), stage=stage, queued_at=now)
         self.reclassify(item)
-        self._queues[Stage.NEW].add(item)
+        self._queues[stage].add(item, first=resumes)
         return item
 
     def advance(self, item: WorkItem, event: Event, now: float) -> None:
@@ -126,12 +147,17 @@ class ActionScheduler:
             return self._entitled[0]
         if (promised := next(iter(self._promised), None)) is not None:
             return promised
-        may_join = self.live < self._limits.live
-        queues = [self._queues[s] for s in FOR_GENERATION if s is not Stage.PENDING or may_join]
-        oldest = [item for q in queues if (item := q.oldest()) and self._aged(item, now)]
-        if oldest:
-            return min(oldest, key=lambda item: (item.queued_at, item.order))
-        return next((item for q in queues if (item := q.first())), None)
+        queues = self._for_generation
+        if self.live >= self._limits.live:
+            queues = queues[:-1]  # all but PENDING, whose items would join the live ones
+        if self._ages:
+            oldest = [item for q in queues if (item := q.oldest()) and self._aged(item, now)]
+            if oldest:
+                return min(oldest, key=lambda item: (item.queued_at, item.order))
+        for queue in queues:
+            if (item := queue.first()) is not None:
+                return item
+        return None
 
     def victim(self) -> WorkItem | None:
         """The newest low-priority generation that may still be preempted, or None."""
@@ -139,7 +165,12 @@ class ActionScheduler:
 
     def reclassify(self, item: WorkItem) -> None:
         """Give `item`, which stands in no queue, its class and rank by what is known now."""
-        priority = self._policy.classify(Standing(order=item.order, predicted=item.predicted))
+        episode, snapshot, predicted = item.episode, self.snapshot, item.predicted
+        if predicted is None:
+            predicted = snapshot.predicted.get(episode)
+        left = snapshot.group_left.get(episode.uid)
+        standing = Standing(order=item.order, predicted=predicted, group_left=left)
+        priority = self._policy.classify(standing)
         item.high, item.rank = priority.high, priority.rank
 
     @property
@@ -150,8 +181,14 @@ class ActionScheduler:
     @property
     def live(self) -> int:
         """Episodes between their first generation and their last command."""
-        queued = sum(len(self._queues[stage]) for stage in LIVE_WAITING)
-        return queued + len(self._promised) + sum(len(self._inflight[s]) for s in LIVE_IN_FLIGHT)
+        return sum(map(len, self._live_places))
+
+    def counts(self) -> dict[Stage, int]:
+        """How many items are at each stage."""
+        counts = {stage: len(queue) for stage, queue in self._queues.items()}
+        counts |= {stage: len(inflight) for stage, inflight in self._inflight.items()}
+        counts[Stage.HP_RESUME] += len(self._promised)
+        return counts
 
     def _fill(self, stage: Stage, kind: CommandKind, now: float) -> Iterator[Command]:
         while self._room(kind) > 0 and (item := self._queues[stage].first()) is not None:
@@ -185,7 +222,8 @@ class ActionScheduler:
                 return limits.commands - len(inflight[Stage.ACTING])
             case CommandKind.START:
                 starting = len(inflight[Stage.STARTING])
-                admitted = starting + len(self._queues[Stage.PENDING]) + self.live
+                ready = len(self._queues[Stage.PENDING]) + self.detached
+                admitted = starting + ready + self.live
                 return min(limits.starts - starting, limits.admitted - admitted)
             case CommandKind.GENERATE | CommandKind.ABORT:
                 free = limits.generations - len(inflight[Stage.GENERATING])

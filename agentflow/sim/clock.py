@@ -132,6 +132,10 @@ class VirtualRunner:
         """Run `coro` here."""
         return await coro
 
+    async def on_worker(self, name: str, coro: Coroutine[Any, Any, T]) -> T:  # noqa: ARG002  # Runner's
+        """Run `coro` here."""
+        return await coro
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from agentflow.errors import EngineAdminFailed
@@ -16,22 +15,18 @@ from agentflow.types import SyncMode
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from agentflow.protocols import Model
     from agentflow.sim.engine import SimulatedEngine
     from agentflow.sim.faults import FaultyModel
 
 
-class Generations(Protocol):
-    """Who starts generations, and holds them back during a weight sync."""
+class SyncWeights(Protocol):
+    """How weights are updated: pauses everything, calls `update`, and resumes it."""
 
-    async def hold(self, mode: SyncMode) -> None:
-        """Start none; return when an update in `mode` may begin."""
-        ...
-
-    async def release(self) -> None:
-        """Go on."""
+    async def __call__(self, mode: SyncMode, update: Callable[[], Awaitable[None]]) -> object:
+        """Update in `mode`. Raises EngineAdminFailed."""
         ...
 
 
@@ -44,7 +39,7 @@ class Disturbances:
         engines: Sequence[SimulatedEngine],
         model: FaultyModel,
         engine: Model,
-        generations: Generations,
+        sync_weights: SyncWeights,
         rng: random.Random,
         every_s: float,
     ) -> None:
@@ -52,7 +47,7 @@ class Disturbances:
         self._engines = engines
         self._model = model
         self._engine = engine
-        self._generations = generations
+        self._sync_weights = sync_weights
         self._rng = rng
         self._every_s = every_s
         self._version = 0
@@ -88,15 +83,13 @@ class Disturbances:
         mode = self._rng.choice(list(SyncMode))
         self.counts[f"weight sync, {mode}"] += 1
         self._version += 1
+
+        async def update() -> None:
+            await asyncio.sleep(self._rng.uniform(0, 5))
+            for engine in self._engines:
+                await engine.update_weights_from_disk("weights", version=self._version)
+
         try:
-            await self._generations.hold(mode)
-            async with AsyncExitStack() as stack:
-                for engine in self._engines:
-                    await stack.enter_async_context(engine.paused(mode))
-                await asyncio.sleep(self._rng.uniform(0, 5))
-                for engine in self._engines:
-                    await engine.update_weights_from_disk("weights", version=self._version)
+            await self._sync_weights(mode, update)
         except EngineAdminFailed:
             self.counts["weight sync failed"] += 1
-        finally:
-            await self._generations.release()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import AgentFlow, EventSink, Runner
+    from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
     from agentflow.swe.sample import SWESample
 
 BUILTIN_PROVIDERS: dict[str, dict[str, str]] = {
@@ -55,6 +56,39 @@ def agentflow(
 
     agent, env, runtime = (build_provider(config, section) for section in BUILTIN_PROVIDERS)
     return SWEAgentFlow(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
+
+
+def action_level_agentflow(
+    config: Mapping[str, Any],
+    model: EngineAccess,
+    *,
+    scheduling: Scheduling | None = None,
+    runner: Runner | None = None,
+    events: EventSink | None = None,
+    on_turn: Callable[[SWESample], None] | None = None,
+) -> ActionLevelSWEAgentFlow:
+    """Build an ActionLevelSWEAgentFlow, which schedules its episodes' actions one by one.
+
+    Takes what `agentflow` takes, and how to schedule; `agent` must be driven by actions, as
+    `action_level_minisweagent` is. Raises ConfigError as `agentflow` does.
+    """
+    from agentflow.swe.action_level_flow import (  # noqa: PLC0415  # as above
+        ActionLevelSWEAgentFlow,
+    )
+
+    if scheduling is None:
+        raise ConfigError("needs rollout.enable_action_level_scheduling: true")
+    agent, env, runtime = (build_provider(config, section) for section in BUILTIN_PROVIDERS)
+    return ActionLevelSWEAgentFlow(
+        agent,
+        env,
+        runtime,
+        model,
+        scheduling=scheduling,
+        runner=runner,
+        events=events,
+        on_turn=on_turn,
+    )
 
 
 def build_provider(config: Mapping[str, Any], section: str) -> Any:

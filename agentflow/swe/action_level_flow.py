@@ -19,9 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from agentflow.aio import shielded
-from agentflow.errors import RolloutGenerationAborted
+from agentflow.errors import ConfigError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial
-from agentflow.scheduling import AbortReason, ActionScheduler, CommandKind, Event, Stage
+from agentflow.protocols import ActionLevelAgent
+from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event, Stage
 from agentflow.swe.flow import SWEAgentFlow, aborted_generation
 from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
 from priority.policies import Fcfs
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId, RolloutSample
     from priority.policies import Policy
+    from priority.snapshot import PrioritySnapshot
 
 
 class SchedulingHooks(Protocol):
@@ -73,6 +75,8 @@ class Scheduling:
     limits: Limits
     policy: Policy = field(default_factory=Fcfs)
     hooks: SchedulingHooks = field(default_factory=NoHooks)
+    partial_rollout: bool = True
+    """An episode that a weight sync interrupts goes on with its tokens; False: it starts anew."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,14 +110,33 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         super().__init__(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
         self._core = ActionScheduler(scheduling.limits, scheduling.policy)
         self._hooks = scheduling.hooks
+        self._partial_rollout = scheduling.partial_rollout
         self._submitted: dict[WorkItem, _Submitted] = {}
         self._actions: set[asyncio.Task[None]] = set()
         self._workers: list[asyncio.Task[None]] = []
         self._env_queue: asyncio.Queue[Command] = asyncio.Queue()
         self._dispatch_signal = asyncio.Event()
-        self._generations_ended = asyncio.Event()
+        self._moved = asyncio.Event()
+        self.progress = 0
+        """Counts up whenever an episode moves; readable on any thread."""
 
     # --- an episode's way in and out ----------------------------------------------------------
+
+    async def preprocess(self, sample: RolloutSample) -> SWESample:
+        """Build agent and runtime off the loop, or bind an interrupted episode's state again.
+
+        Raises PreprocessFailed, and ConfigError for an agent that cannot be driven by actions.
+        """
+        return await self._runner.on_flow_worker(super().preprocess(sample))
+
+    def _build(self, dc_sample: RolloutSample) -> SWESample:
+        sample = super()._build(dc_sample)
+        if not isinstance(sample.m.agent, ActionLevelAgent):
+            raise ConfigError(
+                f"agent: {type(sample.m.agent).__name__} cannot be driven by actions; it needs"
+                " generation_step and env_step, as action_level_minisweagent has them"
+            )
+        return sample
 
     async def submit_sample(self, sample: SWESample, dc_sample: RolloutSample) -> None:
         """Run an episode to its end on the flow worker and fill `dc_sample` in.
@@ -125,19 +148,23 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def _submit_sample_async(self, sample: SWESample, dc_sample: RolloutSample) -> None:
         self._ensure_scheduler()
+        resumes = sample.episode in self._envs
         submitted = _Submitted(
-            item=self._core.submit(sample.episode, self._runner.now()),
+            item=self._core.submit(sample.episode, self._runner.now(), resumes=resumes),
             sample=sample,
             dc_sample=dc_sample,
             done_future=asyncio.get_running_loop().create_future(),
         )
         self._submitted[submitted.item] = submitted
+        if resumes:
+            self._core.detached -= 1
+            self._fire_replica_inflight(submitted)
         self._dispatch_signal.set()
         try:
             await submitted.done_future
         finally:
             del self._submitted[submitted.item]
-            if submitted.item.stage not in {Stage.DONE, Stage.LEFT}:
+            if not _told(submitted.done_future):
                 await shielded(self._withdraw(submitted))
 
     async def _withdraw(self, submitted: _Submitted) -> None:
@@ -145,7 +172,10 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         if submitted.action is not None and not submitted.action.done():
             submitted.action.cancel()
             await asyncio.wait([submitted.action])
-        self._advance(submitted.item, Event.FAILED)
+        if submitted.item.stage not in OUT:  # its last action may just have ended it
+            self._advance(submitted.item, Event.FAILED)
+        elif submitted.item.stage is Stage.LEFT:  # saved for a caller that has gone
+            self._core.detached -= self._partial_rollout
         await self.on_abort(submitted.sample, _WITHDRAWN)
 
     def _ensure_scheduler(self) -> None:
@@ -189,7 +219,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self, item: WorkItem, action: Callable[[_Submitted], Coroutine[None, None, None]]
     ) -> None:
         submitted = self._submitted.get(item)
-        if submitted is None or item.stage in {Stage.DONE, Stage.LEFT}:
+        if submitted is None or item.stage in OUT:
             return  # withdrawn between its command and now
         task = asyncio.get_running_loop().create_task(action(submitted))
         submitted.action = task
@@ -204,7 +234,10 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def _advance(self, item: WorkItem, event: Event) -> None:
         self._core.advance(item, event, self._runner.now())
+        self.progress += 1
         self._dispatch_signal.set()
+        if not self._moved.is_set():
+            self._moved.set()
 
     # --- actions ------------------------------------------------------------------------------
 
@@ -223,7 +256,6 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             state = await self.run_generation_step(sample, sample.m.rollout.state)
         else:  # aborted before it began
             state = aborted_generation("aborted before it was sent")
-        self._generations_ended.set()
         await self._route_after_step(submitted, state)
 
     async def _run_env_task(self, submitted: _Submitted) -> None:
@@ -262,12 +294,14 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._events.emit("preempted", sample.episode, preemptions=item.preemptions + 1)
             self._advance(item, Event.NEEDS_GENERATION)
         else:
-            await self.on_abort(sample, state)
+            await self.on_abort(sample, state if self._partial_rollout else _WITHDRAWN)
+            self._core.detached += self._partial_rollout
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
-            submitted.done_future.set_exception(
-                RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
-            )
+            if not submitted.done_future.done():
+                submitted.done_future.set_exception(
+                    RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
+                )
 
     async def _finalize_async(self, submitted: _Submitted, state: PartialRolloutState) -> None:
         sample = submitted.sample
@@ -282,7 +316,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def _end(self, submitted: _Submitted, event: Event) -> None:
         self._advance(submitted.item, event)
-        submitted.done_future.set_result(None)
+        if not submitted.done_future.done():  # the caller may have gone in this very step
+            submitted.done_future.set_result(None)
 
     # --- hooks --------------------------------------------------------------------------------
 
@@ -296,6 +331,20 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         if tokens is not None:
             self._core.predict(submitted.item, tokens, generation=seq)
             self._dispatch_signal.set()
+
+    def use_snapshot(self, snapshot: PrioritySnapshot) -> None:
+        """Rank what queues from now on by `snapshot`; callable from any thread."""
+        self._core.snapshot = snapshot
+
+    # --- in view ------------------------------------------------------------------------------
+
+    def gauges(self) -> dict[str, float]:
+        """Episodes by stage; callable from any thread."""
+        return {str(stage): count for stage, count in self._core.counts().items()}
+
+    def whereabouts(self) -> list[str]:
+        """Say of every submitted episode where it is; callable from any thread."""
+        return [f"{s.sample.episode} {s.item.stage}" for s in list(self._submitted.values())]
 
     # --- aborts and weight syncs --------------------------------------------------------------
 
@@ -326,12 +375,20 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
                 self._abort(command.item)
         if mode in {SyncMode.ABORT, SyncMode.DRAIN}:
             while self._core.generating:
-                self._generations_ended.clear()
-                await self._generations_ended.wait()
+                self._moved.clear()
+                await self._moved.wait()
 
     async def _resume_dispatch(self) -> None:
         self._core.paused = False
         self._dispatch_signal.set()
+
+    async def give_up(self, sample: SWESample) -> None:
+        """Remove the environment of an interrupted episode that will not go on."""
+        await self._runner.on_flow_worker(self._give_up(sample))
+
+    async def _give_up(self, sample: SWESample) -> None:
+        self._core.detached -= sample.episode in self._envs
+        await self.on_abort(sample, _WITHDRAWN)
 
     async def close(self) -> None:
         """End the workers, every action and every environment. Idempotent."""
@@ -347,6 +404,13 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await asyncio.wait(tasks)
         self._workers.clear()
         await super().close()
+
+
+def _told(future: asyncio.Future[None]) -> bool:
+    """Whether the episode itself has told its caller how it ended."""
+    if not future.done() or future.cancelled():
+        return False
+    return isinstance(future.exception(), RolloutGenerationAborted | None)
 
 
 _WITHDRAWN = PartialRolloutState(status=StepStatus.ABORTED)

@@ -7,8 +7,9 @@ failures become the state's `ending` here; anything else is a bug and propagates
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from agentflow.aio import boundary, shielded
 from agentflow.engine.turns import TurnModel
@@ -22,6 +23,7 @@ from agentflow.errors import (
     PreprocessFailed,
 )
 from agentflow.observe.events import NullEvents
+from agentflow.outcomes import write_off
 from agentflow.protocols import ActionLevelAgent, EnvAware
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
@@ -89,9 +91,7 @@ class SWEAgentFlow:
             sample.partial_agent_data = None
             return self._resume(partial, sample.attempt)
         if isinstance(partial, SWESample):  # its environment is gone: only files carry over
-            sample.partial_agent_data = None
-            forked = partial.model.forked_tokens if partial.model is not None else 0
-            sample.restarted_tokens += partial.record.generated + forked
+            write_off(partial, sample)
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
         with boundary(PreprocessFailed):
             return await self._runner.to_thread(self._build, sample)
@@ -190,8 +190,8 @@ class SWEAgentFlow:
         agent = sample.m.agent
         assert agent is not None
         self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
-        if isinstance(agent, ActionLevelAgent):
-            status, command = await agent.generation_step()
+        if _driven_by_actions(type(agent)):
+            status, command = await cast("ActionLevelAgent", agent).generation_step()
         else:
             sample.m.rollout.result = await agent.run_episode(env)
             status, command = StepStatus.TERMINATED, None
@@ -200,10 +200,12 @@ class SWEAgentFlow:
 
     async def _act(self, sample: SWESample, state: PartialRolloutState) -> PartialRolloutState:
         agent, command = sample.m.agent, state.pending_action
-        assert isinstance(agent, ActionLevelAgent)
+        assert agent is not None
         assert command is not None
         self._events.emit("command_started", sample.episode)
-        status, _ = await agent.env_step(self._envs[sample.episode], command)
+        status, _ = await cast("ActionLevelAgent", agent).env_step(
+            self._envs[sample.episode], command
+        )
         self._events.emit("command_ended", sample.episode, status=status)
         return self._after(sample, status, None)
 
@@ -344,6 +346,12 @@ _CAUSE_OF = {
     SWERolloutResult.FAILURE: Cause.FORMAT_ERRORS,
 }
 """For agents that tell only how they left, not why."""
+
+
+@functools.cache
+def _driven_by_actions(agent: type) -> bool:
+    """Whether agents of a class take single actions; a protocol check is too slow for every one."""
+    return issubclass(agent, ActionLevelAgent)
 
 
 def _attach(sample: SWESample, env: ContainerEnv) -> None:

@@ -69,6 +69,18 @@ async def test_a_run_keeps_everything_it_should(tmp_path: Path) -> None:
         "unfinished": 0,
         "unaccounted": 0,
     }
+    assert figures["samples"] == {
+        "issued": 6,
+        "queued": 0,
+        "leased": 0,
+        "partial": 0,
+        "buffered": 0,
+        "delivered": 6,
+        "dropped": {},
+        "late": 0,
+        "revoked": 0,
+        "unaccounted": 0,
+    }
 
     assert len(rows(out)) == 6
     for row in rows(out):

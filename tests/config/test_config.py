@@ -97,8 +97,26 @@ def test_a_providers_own_keys_are_checked_with_its_config_class(tmp_path: Path, 
         ("tasks: {only: x}\n", "run.yaml:1: tasks.only: 'x' should be a list"),
         ("run: {n: true}\n", "run.yaml:1: run.n: True should be a valid integer"),
         (
-            "rollout: {enable_action_level_scheduling: true}\n",
-            "rollout.enable_action_level_scheduling: True is not available in this version",
+            "rollout: {max_concurrency: 4, gen_concurrency: 5}\n",
+            "run.yaml:1: rollout: gen_concurrency 5 is more than max_concurrency 4",
+        ),
+        ("rollout: {async_factor: 1.6}\n", "rollout.async_factor: 1.6 should be less than or"),
+        (
+            "rollout: {policy: {name: fcsf}}\n",
+            "rollout.policy: policy 'fcsf' is not known; did you mean 'fcfs'?",
+        ),
+        ("rollout: {policy: {}}\n", "rollout.policy: needs a `name` (built in: fcfs, "),
+        (
+            "rollout: {policy: {name: fcfs_preempt, windw: 3}}\n",
+            "policy 'fcfs_preempt': unknown key 'windw'; did you mean 'window'?",
+        ),
+        (
+            "rollout: {policy: {name: fcfs_preempt}}\n",
+            "policy 'fcfs_preempt': window is missing",
+        ),
+        (
+            "rollout: {policy: {name: fcfs_preempt, window: many}}\n",
+            "policy 'fcfs_preempt': window: 'many' must be a number",
         ),
         ("flow: {name: swee}\n", "flow.name: flow 'swee' is not known; did you mean 'swe'?"),
         (

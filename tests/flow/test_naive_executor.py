@@ -1,4 +1,4 @@
-"""NaiveExecutor over an in-process source: slots, pauses, interruptions, bugs."""
+"""NaiveExecutor over a coordinator: slots, pauses, interruptions, bugs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from plugins import CharRenderer, new_sample
 
 from agentflow.errors import PreprocessFailed, RolloutGenerationAborted
+from agentflow.runner import AsyncioRunner
 from agentflow.types import Cause, Ending
+from executors.coordinator import DataCoordinator
 from executors.naive import NaiveExecutor
-from executors.source import InProcessSource
 
 if TYPE_CHECKING:
     from agentflow.types import RolloutSample
@@ -55,7 +56,9 @@ class Flow:
 def make(flow: Flow, n: int, *, slots: int = 2) -> tuple[NaiveExecutor, list[RolloutSample]]:
     """Wire an executor over `n` new samples; the list gets what has ended."""
     ended: list[RolloutSample] = []
-    source = InProcessSource([new_sample(f"s{i}") for i in range(n)], on_ended=ended.append)
+    source = DataCoordinator(runner=AsyncioRunner(), on_ended=ended.append)
+    source.add(new_sample(f"s{i}") for i in range(n))
+    source.finish()
     executor = NaiveExecutor(
         flow,  # type: ignore[arg-type]  # any callable of a sample serves
         source,
@@ -85,25 +88,6 @@ async def test_interrupted_samples_run_again() -> None:
     await executor.run()
     assert len(ended) == 4
     assert flow.started == 7
-
-
-async def test_interrupted_samples_go_before_new_ones() -> None:
-    """The source hands out what was interrupted first."""
-    source = InProcessSource([new_sample("a"), new_sample("b")])
-    first = await source.get_sample()
-    assert first is not None
-    await source.put_partial(first)
-    assert await source.get_sample() is first
-
-
-async def test_source_refuses_a_sample_that_was_not_leased() -> None:
-    """A late or doubled return is an error, not a second ending."""
-    source = InProcessSource([new_sample("a")])
-    sample = await source.get_sample()
-    assert sample is not None
-    await source.put_data(sample)
-    with pytest.raises(ValueError, match="not leased"):
-        await source.put_data(sample)
 
 
 async def test_a_pause_holds_new_samples_back() -> None:

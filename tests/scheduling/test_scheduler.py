@@ -229,3 +229,34 @@ def test_an_illegal_event_raises_and_changes_nothing() -> None:
         s.advance(item, Event.REWARDED, 0.0)
     assert item.stage is Stage.PENDING
     assert names(s, CommandKind.GENERATE) == ["0"]
+
+
+def test_a_resumed_episode_waits_for_no_start_and_goes_before_its_equals() -> None:
+    """It holds an environment already, for which starts may be waiting."""
+    s = scheduler(generations=1, starts=1)
+    arrive(s, 1)
+    s.submit(EpisodeId(uid="new"), 0.0)
+    s.commands(0.0)
+    resumed = s.submit(EpisodeId(uid="resumed"), 0.0, resumes=True)
+    assert resumed.stage is Stage.PENDING
+    assert names(s, CommandKind.GENERATE) == []  # the only slot is taken
+    s.check()
+
+
+def test_resumed_episodes_are_generated_before_those_that_wait_for_their_first_turn() -> None:
+    """Partial work first."""
+    s = scheduler(generations=1)
+    first, *_ = arrive(s, 3)
+    s.commands(0.0)
+    s.submit(EpisodeId(uid="resumed"), 0.0, resumes=True)
+    s.advance(first, Event.NEEDS_ENV_STEP, 0.0)
+    assert names(s, CommandKind.GENERATE) == ["resumed"]
+
+
+def test_environments_of_interrupted_episodes_count_as_admitted() -> None:
+    """A weight sync does not let more environments live than the limit says."""
+    s = scheduler(admitted=3)
+    s.detached = 2
+    for i in range(3):
+        s.submit(EpisodeId(uid=str(i)), 0.0)
+    assert names(s, CommandKind.START) == ["0"]

@@ -77,11 +77,12 @@ class Machine(RuleBasedStateMachine):
         self.running: dict[WorkItem, CommandKind | None] = {}
         self.promised: dict[WorkItem, WorkItem] = {}
 
-    @rule(n=st.integers(1, 5))
-    def submit(self, n: int) -> None:
-        """New episodes arrive."""
+    @rule(n=st.integers(1, 5), resumes=st.booleans())
+    def submit(self, n: int, *, resumes: bool) -> None:
+        """Episodes arrive, new ones or interrupted ones with their environment."""
         for _ in range(n):
-            self.items.append(self.scheduler.submit(EpisodeId(uid=str(self.count)), self.now))
+            episode = EpisodeId(uid=str(self.count))
+            self.items.append(self.scheduler.submit(episode, self.now, resumes=resumes))
             self.count += 1
         self.pump()
 

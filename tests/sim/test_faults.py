@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agentflow.types import Cause
 from executors.drivers import NaiveDriver, Schedule
-from executors.fault_runs import plan_of, run_with_faults
+from executors.fault_runs import run_with_faults
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
     from agentflow.types import RolloutSample
-    from executors.source import InProcessSource
+    from executors.coordinator import DataCoordinator
 
 
 @pytest.mark.parametrize("first", range(0, 24, 8))
@@ -24,11 +25,11 @@ def test_the_trajectory_level_path_holds_under_faults(first: int) -> None:
     assert sum(sum(run.faults.values()) for run in runs) > 40
 
 
-def test_the_action_level_path_holds_under_faults() -> None:
-    """With an environment for whoever asks, single actions do as well as whole trajectories."""
-    seeds = [n for n in range(40) if plan_of(n).config.limits.containers is None]
-    runs = [run_with_faults(seed, schedule=Schedule.ACTION_LONGEST) for seed in seeds]
-    assert [violation for run in runs for violation in run.violations] == []
+@pytest.mark.parametrize("schedule", [Schedule.ACTION_LONGEST, Schedule.ACTION_DRAWN])
+def test_the_action_level_path_holds_under_faults(schedule: Schedule) -> None:
+    """Few environments, preemptions, pauses of the flow, clean restarts, a budget of attempts."""
+    runs = [run_with_faults(seed, schedule=schedule) for seed in range(24)]
+    assert [f"{run.seed}: {v}" for run in runs for v in run.violations] == []
     assert any(run.faults for run in runs)
 
 
@@ -42,7 +43,7 @@ def test_a_seed_replays_its_run() -> None:
 class Broken(NaiveDriver):
     """Drives correctly; its subclasses do not."""
 
-    def __init__(self, simulation: Simulation, source: InProcessSource) -> None:
+    def __init__(self, simulation: Simulation, source: DataCoordinator) -> None:
         super().__init__(simulation, source, max_concurrency=4)
         self.simulation, self.source = simulation, source
 
@@ -62,7 +63,7 @@ class LosesSamples(Broken):
 
     async def run(self) -> None:
         """Take the first sample away."""
-        self.source._new.popleft()
+        self.source.drop(next(iter(self.source._queue)), Cause.CANCELLED)
         await super().run()
 
 

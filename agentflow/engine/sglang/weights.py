@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import EngineAdminFailed
+from agentflow.types import SyncMode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -22,21 +22,12 @@ if TYPE_CHECKING:
     from agentflow.engine.sglang.config import Deadlines
 
 
-class PauseMode(StrEnum):
-    """What happens to running generations when the engine is paused."""
+PauseMode = SyncMode
+"""What happens to running generations when the engine is paused.
 
-    ABORT = "abort"
-    """They end with what they have."""
-    IN_PLACE = "in_place"
-    """They stand still, KV kept, and go on under the new weights.
-
-    SGLang's overlapped scheduler has one token of each in flight at that moment and reports the new
-    version for it.
-    """
-    RETRACT = "retract"
-    """They return to the queue, KV dropped, and are prefilled again."""
-    DRAIN = "drain"
-    """They finish first; new ones wait on this side until `resume`."""
+Drained, new ones wait on this side until `resume`. In place, SGLang's overlapped scheduler has one
+token of each in flight at that moment and reports the new version for it.
+"""
 
 
 class WeightSync:

@@ -1,0 +1,27 @@
+"""What to say of a run in which several things failed at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from executors.files import OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def first_failure(group: BaseExceptionGroup[BaseException]) -> str:
+    """Tell the failure that a person should know: output that cannot be written, or the first."""
+    leaves = list(_leaves(group))
+    for leaf in leaves:
+        if isinstance(leaf, OutputError):
+            return str(leaf)
+    return f"{type(leaves[0]).__name__}: {leaves[0]} (the traceback is in logs/agentflow.log)"
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

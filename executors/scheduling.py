@@ -1,0 +1,68 @@
+"""From the section `rollout` of a configuration to how a flow schedules and an executor works."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from agentflow.policies import build_policy
+from agentflow.scheduling import Limits
+from agentflow.swe.action_level_flow import Scheduling, SchedulingHooks
+from executors.agentic import MAX_ASYNC_FACTOR, AgenticSettings
+
+if TYPE_CHECKING:
+    from agentflow.config import AgentflowConfig, RolloutConfig
+
+REWARDS_AHEAD = 2
+"""Finished episodes that may wait for each judge. They hold no environment, so they must not keep
+new ones from starting; without a bound, a slow judge would let them pile up."""
+
+
+def make_limits(rollout: RolloutConfig) -> Limits:
+    """Give the scheduler's limits."""
+    live = rollout.max_concurrency
+    generations = rollout.gen_concurrency or live
+    return Limits(
+        generations=math.ceil(generations * (1 + rollout.submit_ahead)),
+        live=live,
+        admitted=math.ceil(live * min(rollout.async_factor, MAX_ASYNC_FACTOR)),
+        starts=rollout.start_concurrency,
+        commands=rollout.env_concurrency or live,
+        rewards=rollout.reward_concurrency,
+        preemptions=rollout.max_preemptions,
+        age_s=math.inf if rollout.age_s is None else rollout.age_s,
+    )
+
+
+def make_scheduling(config: AgentflowConfig, hooks: SchedulingHooks) -> Scheduling:
+    """Say how the flow schedules. Raises ConfigError for a policy that cannot be made."""
+    rollout = config.rollout
+    policy = build_policy(
+        rollout.policy, preemption=rollout.preemption, python_path=config.flow.python_path
+    )
+    return Scheduling(
+        limits=make_limits(rollout),
+        policy=policy,
+        hooks=hooks,
+        partial_rollout=rollout.partial_rollout,
+    )
+
+
+def make_settings(rollout: RolloutConfig) -> AgenticSettings:
+    """Say how the executor works."""
+    limits = make_limits(rollout)
+    return AgenticSettings(
+        window=limits.admitted + REWARDS_AHEAD * limits.rewards,
+        max_attempts=rollout.max_attempts,
+        status_s=rollout.status_s,
+        stall_s=rollout.stall_s,
+    )
+
+
+def action_level_twins(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Give the flow and agent that schedule actions for the built-in ones that do not."""
+    agent = config.get("agent", {})
+    twin = {"minisweagent": "action_level_minisweagent"}.get(agent.get("name"))
+    if twin is not None:
+        config = {**config, "agent": {**agent, "name": twin}}
+    return ("action_level_swe" if name == "swe" else name), config
