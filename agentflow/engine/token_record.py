@@ -70,15 +70,17 @@ class TokenRecord:
             raise ValueError(f"{len(ids)} ids but {len(logprobs)} logprobs; they must pair up")
         if version < 0:
             raise ValueError(f"weight version {version} must not be negative")
-        if self._prompt_len is None and len(ids):
-            self._prompt_len = self._len
+        before = self._len
         self._append(ids, logprobs, version)
+        if self._prompt_len is None and len(ids):
+            self._prompt_len = before
 
     def truncate(self, length: int) -> None:
         """Forget everything from `length` on; only for an attempt that restarts clean."""
         if not 0 <= length <= self._len:
             raise ValueError(f"length {length} is outside 0..{self._len}")
         self._len = length
+        self._ids, self._logprobs = self._ids.copy(), self._logprobs.copy()  # views keep theirs
         while self._spans and self._spans[-1].start >= length:
             self._spans.pop()
         if self._prompt_len is not None and length <= self._prompt_len:

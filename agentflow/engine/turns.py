@@ -102,17 +102,23 @@ class TurnModel:
         Raises GenerationAborted (call again to go on), ContextFull, or another EngineError. Other
         messages than those of the turn that is open are a fork, like any rewritten history.
         """
-        self._generating, self._abort_asked = True, False
+        if self._generating:
+            raise RuntimeError(f"{self._episode} generates already: one turn at a time")
+        self._generating = True
         try:
             return await self._generate(messages, self._bound())
         finally:
             self._generating = False
 
+    def begin_step(self) -> None:
+        """Forget an abort that was asked for when there was nothing left to abort."""
+        self._abort_asked = False
+
     async def abort(self) -> None:
-        """End the generation under way, also one whose request has not been sent yet."""
+        """End the generation of this step, also one whose request has not been sent yet."""
         if self.rid is not None:
             await self._bound().engine.abort(self.rid)
-        elif self._generating:
+        else:
             self._abort_asked = True
 
     async def _generate(self, messages: Sequence[Message], access: EngineAccess) -> Turn:

@@ -189,6 +189,8 @@ class SWEAgentFlow:
             env = await self._start_env(sample)
         agent = sample.m.agent
         assert agent is not None
+        assert sample.model is not None
+        sample.model.begin_step()
         self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
         if _driven_by_actions(type(agent)):
             status, command = await cast("ActionLevelAgent", agent).generation_step()

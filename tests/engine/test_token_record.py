@@ -110,3 +110,23 @@ def test_bad_appends_are_refused_and_change_nothing() -> None:
         record.truncate(3)
     assert record.ids.tolist() == [1, 2]
     assert record.prompt_len == 2
+
+
+def test_a_refused_append_changes_nothing() -> None:
+    """An id that does not fit is an error, and the record is as it was."""
+    record = TokenRecord()
+    record.extend_rendered([1, 2])
+    with pytest.raises(OverflowError):
+        record.append([2**31], [-1.0], 0)
+    record.extend_rendered([3])
+    assert (len(record), record.prompt_len) == (3, 3)
+
+
+def test_a_view_survives_a_fork() -> None:
+    """What was handed out before a truncation keeps its values."""
+    record = TokenRecord()
+    record.extend_rendered([1, 2, 3])
+    before = record.ids
+    record.truncate(0)
+    record.extend_rendered([7, 8, 9])
+    assert before.tolist() == [1, 2, 3]
