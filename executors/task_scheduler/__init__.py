@@ -10,7 +10,7 @@ spec, agents, evaluator  a handler and its resources; one batch's run
 gate, handlers, dagger   handlers over agentflow's flows
 stopping, args, knobs    criteria, flags, and the table of both
 iteration, *_schedule    per-iteration state
-scheduler                fetch, distribute, batch, run
+scheduler                fetch, distribute, batch, run; admission asserts, ports says what it needs
 data_source              prompts, with cursors
 filters, group_stats     survivors, and a group's mean
 records, stores          samples in files; partial_checkpoint, reuse: which files
@@ -26,13 +26,14 @@ from executors.task_scheduler.batching import BatchingStrategy, fifo_batching
 from executors.task_scheduler.dagger import DAggerSWEAgent
 from executors.task_scheduler.dagger_schedule import DAggerSchedule
 from executors.task_scheduler.data_source import EvalDataset, MultiDataSource, TrainDataset
+from executors.task_scheduler.eval_metrics import EvalResult
 from executors.task_scheduler.evaluator import Evaluator
 from executors.task_scheduler.handlers import ActionLevelFlowAgent, SWEFlowAgent
 from executors.task_scheduler.iteration import IterationPublisher, IterationState
 from executors.task_scheduler.placement import PlacementDeadlock, PlacementPool
 from executors.task_scheduler.resource import NodeResource, Placement, Resource
 from executors.task_scheduler.rollout_manager import RolloutStep, SchedulerRolloutManager
-from executors.task_scheduler.scheduler import EvalResult, TaskScheduler
+from executors.task_scheduler.scheduler import TaskScheduler
 from executors.task_scheduler.spec import EvaluatorSpec
 from executors.task_scheduler.stopping import StoppingCriteria
 from executors.task_scheduler.tasks import Batch, Task, TaskConfig

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentflow.types import RolloutSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """What an evaluation came to."""
+
+    metrics: dict[str, float]
+    """`eval/{name}/accuracy`, `eval/{name}/pass@k`, counts."""
+    samples: dict[str, list[RolloutSample]]
+    """Ended samples by data set."""
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

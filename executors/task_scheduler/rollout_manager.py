@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from agentflow.types import RolloutSample
     from executors.task_scheduler.args import SchedulerArgs
-    from executors.task_scheduler.scheduler import EvalResult, TaskScheduler
+    from executors.task_scheduler.eval_metrics import EvalResult
+    from executors.task_scheduler.scheduler import TaskScheduler
     from executors.task_scheduler.stores import Store
 
 

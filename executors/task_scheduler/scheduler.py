@@ -12,18 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
+from executors.task_scheduler.admission import assert_admittable
 from executors.task_scheduler.batching import fifo_batching, round_robin
-from executors.task_scheduler.data_source import EVAL_DATASET, copies_of
-from executors.task_scheduler.eval_metrics import eval_metrics
+from executors.task_scheduler.data_source import EVAL_DATASET, TASK_TYPE, copies_of
+from executors.task_scheduler.eval_metrics import EvalResult, eval_metrics
 from executors.task_scheduler.eval_outputs import NO_DETAILS, Details, details
 from executors.task_scheduler.evaluator import Evaluator
 from executors.task_scheduler.iteration import IterationPublisher, IterationState
-from executors.task_scheduler.placement import PlacementDeadlock
-from executors.task_scheduler.resource import UNBOUNDED
 from executors.task_scheduler.stopping import (
     StoppingCriteria,
     dataset_sampling,
@@ -32,7 +31,7 @@ from executors.task_scheduler.stopping import (
 from executors.task_scheduler.tasks import Task, TaskConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from agentflow.protocols import Runner
     from agentflow.types import RolloutSample, SamplingParams
@@ -41,48 +40,12 @@ if TYPE_CHECKING:
     from executors.task_scheduler.data_source import EvalDataset
     from executors.task_scheduler.partial_checkpoint import PartialCheckpoint
     from executors.task_scheduler.placement import PlacementPool
+    from executors.task_scheduler.ports import GroupSource, Progress
     from executors.task_scheduler.resource import Placement
     from executors.task_scheduler.spec import EvaluatorSpec
     from executors.task_scheduler.tasks import Batch
 
 logger = logging.getLogger(__name__)
-
-TASK_TYPE = "_task_type"
-"""Key of a sample's metadata that names its evaluator; without it the first spec is meant."""
-
-
-class GroupSource(Protocol):
-    """Where the prompts of a rollout come from."""
-
-    def get_samples(self, count: int) -> list[list[RolloutSample]]:
-        """Give up to `count` groups, each the samples of one prompt; none when there are none."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give cursor and chance, as primitives."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        ...
-
-
-class Progress(Protocol):
-    """Shows how a step goes; `tqdm` fits."""
-
-    def update(self, n: int, /) -> object:
-        """Take that `n` more tasks are done."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """What an evaluation came to."""
-
-    metrics: dict[str, float]
-    """`eval/{name}/accuracy`, `eval/{name}/pass@k`, counts."""
-    samples: dict[str, list[RolloutSample]]
-    """Ended samples by data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +225,8 @@ class TaskScheduler:
                     sample, evaluating=iteration.evaluating
                 )
         launches = [(batch, self._resolve_spec(batch)) for batch in self._batch(tasks, self._specs)]
-        self._assert_admittable(launches)
+        if self._pool is not None:
+            assert_admittable(self._pool, launches)
         orders = _Orders(scheduler=self, iteration=iteration, details=written)
         async with asyncio.TaskGroup() as group:
             for batch, spec in launches:
@@ -299,20 +263,6 @@ class TaskScheduler:
         if self._progress is not None:
             self._progress.update(1)
 
-    def _assert_admittable(self, launches: Sequence[tuple[Batch, EvaluatorSpec]]) -> None:
-        if self._pool is None:
-            return
-        largest: dict[str, int] = {}
-        for batch, spec in launches:
-            samples = max(largest.get(spec.evaluator_id, 0), batch.samples)
-            largest[spec.evaluator_id] = samples
-        for evaluator_id, samples in largest.items():
-            spec = self._specs[evaluator_id]
-            tokens_needed = min(spec.budget_tokens, samples)
-            pool_capacity = self._pool.max_tokens_for(spec.sample_resource)
-            if pool_capacity < tokens_needed:
-                raise PlacementDeadlock(_deadlock(spec, tokens_needed, pool_capacity))
-
     # --- what is settled for each batch and sample --------------------------------------------
 
     def _resolve_spec(self, batch: Batch) -> EvaluatorSpec:
@@ -342,13 +292,3 @@ class TaskScheduler:
         """Data set's own, then `--eval-*` when evaluating, then `--rollout-*`."""
         base = self._args.sampling(evaluating=evaluating)
         return dataset_sampling(sample.metadata).over(base)
-
-
-def _deadlock(spec: EvaluatorSpec, needed: int, capacity: int) -> str:
-    room = "" if capacity == UNBOUNDED else f" ({spec.sample_resource} each)"
-    return (
-        f"Deadlock: EvaluatorSpec '{spec.evaluator_id}' needs {needed} placement tokens but the"
-        f" pool can only provide {capacity}{room}. Lower its batch_size or its resource budget"
-        " (concurrency, cpu, memory_gb, gpu), make one sample smaller, or give --env-cluster-layout"
-        " more nodes"
-    )
