@@ -8,14 +8,16 @@ from executors.task_scheduler.gate import GatedEngine
 from executors.task_scheduler.handlers import STUDENT, SWEFlowAgent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import AgentFlow, Model, Runner
     from agentflow.types import RolloutSample
     from executors.task_scheduler.agents import RunContext
 
 TEACHER: Final = "teacher"
+
+
+def dagger_engine(student: Model, teacher: Model) -> GatedEngine:
+    """Put both engines behind one door; the student's is that of everything else."""
+    return GatedEngine({STUDENT: student, TEACHER: teacher})
 
 
 class DAggerSWEAgent(SWEFlowAgent):
@@ -26,18 +28,10 @@ class DAggerSWEAgent(SWEFlowAgent):
     of every turn stands in `metadata["_turn_sources"]`.
     """
 
-    def __init__(
-        self,
-        student: EngineAccess,
-        teacher: Model,
-        make_flow: Callable[[EngineAccess], AgentFlow],
-        *,
-        runner: Runner,
-    ) -> None:
-        """`student` renders and counts for both; `teacher` only generates."""
-        self.engine = GatedEngine({STUDENT: student.engine, TEACHER: teacher})
+    def __init__(self, flow: AgentFlow, engine: GatedEngine, *, runner: Runner) -> None:
+        """`engine` is `dagger_engine(…)`, and `flow` generates with it."""
+        super().__init__(flow, engine)
         self._runner = runner
-        self._build(student, make_flow)
 
     def _choose(self, sample: RolloutSample, context: RunContext, turn: int) -> str:
         iteration = context.iteration

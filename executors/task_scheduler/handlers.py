@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from agentflow.naive_flow import NaiveFlow
 from agentflow.swe.sample import SWESample
 from agentflow.types import Cause, Ending, StepStatus, SWERolloutResult
 from executors.task_scheduler.agents import AgentResult
-from executors.task_scheduler.gate import Gate, GatedEngine
+from executors.task_scheduler.gate import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow, Model
+    from agentflow.protocols import AgentFlow
     from agentflow.types import PartialRolloutState, RolloutSample
     from executors.task_scheduler.agents import RunContext
+    from executors.task_scheduler.gate import GatedEngine
 
 STUDENT: Final = "student"
 TURN_SOURCES: Final = "_turn_sources"
 """Key of a sample's metadata: which engine answered each turn."""
 
 
+class Closing(Protocol):
+    """What outlives episodes."""
+
+    async def close(self) -> None:
+        """Release it. Idempotent."""
+        ...
+
+
+@runtime_checkable
 class SubmittingFlow(Protocol):
     """A flow that schedules an episode's actions itself (`ActionLevelSWEAgentFlow`)."""
 
@@ -46,10 +52,11 @@ class SubmittingFlow(Protocol):
 
 
 class _FlowAgent:
-    """What both handlers share: the gate, the time limit, the result."""
+    """What both handlers share: the gate, the result, the end."""
 
-    def __init__(self, engines: Mapping[str, Model]) -> None:
-        self.engine = GatedEngine(engines)
+    def __init__(self, flow: Closing, engine: GatedEngine) -> None:
+        self._closing = flow
+        self.engine = engine
 
     def _choose(self, sample: RolloutSample, context: RunContext, turn: int) -> str:  # noqa: ARG002  # for subclasses
         return STUDENT
@@ -70,23 +77,19 @@ class _FlowAgent:
         )
 
     async def close(self) -> None:
-        """Close the engines."""
+        """Close the flow, then the engines."""
+        await self._closing.close()
         await self.engine.close()
 
 
 class SWEFlowAgent(_FlowAgent):
     """`BaseAgent` over `SWEAgentFlow`, or any other `AgentFlow`: runs, then judges."""
 
-    def __init__(
-        self, access: EngineAccess, make_flow: Callable[[EngineAccess], AgentFlow]
-    ) -> None:
-        """`make_flow` builds the flow over the gated engine it is given."""
-        super().__init__({STUDENT: access.engine})
-        self._build(access, make_flow)
-
-    def _build(self, access: EngineAccess, make_flow: Callable[[EngineAccess], AgentFlow]) -> None:
-        self.flow = make_flow(replace(access, engine=self.engine))
-        self._naive = NaiveFlow(self.flow)
+    def __init__(self, flow: AgentFlow, engine: GatedEngine) -> None:
+        """`flow` generates with `engine`, which holds its episodes to their criteria."""
+        super().__init__(flow, engine)
+        self.flow = flow
+        self._naive = NaiveFlow(flow)
 
     async def run(self, sample: RolloutSample, context: RunContext) -> AgentResult:
         """Drive the episode to its end, at the latest to its time limit."""
@@ -117,21 +120,14 @@ class SWEFlowAgent(_FlowAgent):
         await self.flow.reward(swe)
         return await _result(self.flow, swe, sample, state=None)
 
-    async def close(self) -> None:
-        """Close the flow, then the engines."""
-        await self.flow.close()
-        await super().close()
-
 
 class ActionLevelFlowAgent(_FlowAgent):
     """`BaseAgent` over `ActionLevelSWEAgentFlow`, which runs and judges in its own order."""
 
-    def __init__(
-        self, access: EngineAccess, make_flow: Callable[[EngineAccess], SubmittingFlow]
-    ) -> None:
-        """`make_flow` builds the flow over the gated engine it is given."""
-        super().__init__({STUDENT: access.engine})
-        self.flow = make_flow(replace(access, engine=self.engine))
+    def __init__(self, flow: SubmittingFlow, engine: GatedEngine) -> None:
+        """`flow` generates with `engine`, which holds its episodes to their criteria."""
+        super().__init__(flow, engine)
+        self.flow = flow
 
     async def run(self, sample: RolloutSample, context: RunContext) -> AgentResult:
         """Submit the episode and wait for its end, judging included."""
@@ -157,10 +153,13 @@ class ActionLevelFlowAgent(_FlowAgent):
         """Nothing is left to do: the flow judged the episode where its turn was."""
         return result
 
-    async def close(self) -> None:
-        """Close the flow, then the engines."""
-        await self.flow.close()
-        await super().close()
+
+def flow_agent(flow: AgentFlow, engine: GatedEngine) -> SWEFlowAgent | ActionLevelFlowAgent:
+    """Make the handler that fits the flow."""
+    candidate: object = flow
+    if isinstance(candidate, SubmittingFlow):
+        return ActionLevelFlowAgent(candidate, engine)
+    return SWEFlowAgent(flow, engine)
 
 
 def _time_is_up(swe: SWESample) -> None:

@@ -85,9 +85,10 @@ class TaskScheduler:
         publisher: IterationPublisher | None = None,
         checkpoint: PartialCheckpoint | None = None,
         runner: Runner | None = None,
+        collector: Callable[[Task], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Raises ConfigError for no spec, or two of one id."""
+        """`collector` sees every task when it ends. Raises ConfigError for no spec, or two of one id."""
         self._specs = {spec.evaluator_id: spec for spec in specs}
         if not specs or len(self._specs) != len(specs):
             names = [spec.evaluator_id for spec in specs]
@@ -100,6 +101,7 @@ class TaskScheduler:
         self._publisher = publisher if publisher is not None else IterationPublisher()
         self._checkpoint = checkpoint
         self._runner = runner if runner is not None else AsyncioRunner()
+        self._collector = collector
         self._progress = progress
         self._dispatch_resumed = asyncio.Event()
         self._dispatch_resumed.set()
@@ -257,9 +259,11 @@ class TaskScheduler:
         task.add_done_callback(lambda _: pool.release(lease))
 
     def on_task_done(self, task: Task, done: Callable[[Task], None] | None = None) -> None:
-        """Pass a finished task on to the step's collector and to the progress bar."""
+        """Pass a finished task on: to what the step keeps, the collector, the progress bar."""
         if done is not None:
             done(task)
+        if self._collector is not None:
+            self._collector(task)
         if self._progress is not None:
             self._progress.update(1)
 

@@ -200,8 +200,9 @@ async def test_run_all_asserts_before_launching_that_every_batch_can_be_admitted
     it = parts.scheduler(spec, pool=pool((0, 96, 64)))
     with pytest.raises(AssertionError) as caught:
         await it.run_all([parts.task(n=8, index=i) for i in range(3)])
-    assert "Deadlock: EvaluatorSpec 'swe' needs 16 placement tokens but the pool can only provide" in (
-        str(caught.value)
+    assert (
+        "Deadlock: EvaluatorSpec 'swe' needs 16 placement tokens but the pool can only provide"
+        in (str(caught.value))
     )
     assert "provide 4" in str(caught.value)
     assert "Lower its batch_size" in str(caught.value)
