@@ -63,6 +63,21 @@ class Watcher(Protocol):
         ...
 
 
+class Session(Protocol):
+    """A run that a command line can drive, end, and report on."""
+
+    dir: RunDir
+    summary: Summary
+
+    async def run(self) -> Summary:
+        """Run to the end. Raises ConfigError, RolloutFailed; cancelling ends it cleanly."""
+        ...
+
+    def abandon(self) -> None:
+        """Say in run.json that the run was interrupted."""
+        ...
+
+
 class Rollout:
     """One run of an executor over a list of tasks, kept in a run directory."""
 
@@ -100,7 +115,7 @@ class Rollout:
             access = self._make_engine(self._config, tasks)
             meter = MeteredModel(access.engine)
             stack.push_async_callback(meter.close)
-            model = await _reach(meter, url=str(self._config.engine.url))
+            model = await reach_engine(meter, url=str(self._config.engine.url))
             access = dataclasses.replace(access, engine=meter)
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
             flow = self._load_flow(access, events)
@@ -151,7 +166,7 @@ class Rollout:
             status = RunStatus.INTERRUPTED
             raise
         except ExceptionGroup as group:
-            error = _first_failure(group)
+            error = first_failure(group)
             logger.exception("the run failed")
         finally:
             events.emit("run_ended", status=status)
@@ -193,14 +208,16 @@ class Rollout:
             logger.info("%s", failure)  # the first failure is the one to tell
 
 
-async def _reach(engine: MeteredModel, *, url: str) -> ModelInfo:
+async def reach_engine(engine: MeteredModel, *, url: str) -> ModelInfo:
+    """Ask the engine who it is. Raises ConfigError naming `engine.url` when it does not answer."""
     try:
         return await engine.info()
     except EngineError as error:
         raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
 
 
-def _first_failure(group: BaseExceptionGroup[BaseException]) -> str:
+def first_failure(group: BaseExceptionGroup[BaseException]) -> str:
+    """Say in one sentence what ended a run; a disk that refused comes before everything else."""
     leaves = list(_leaves(group))
     for leaf in leaves:
         if isinstance(leaf, OutputError):

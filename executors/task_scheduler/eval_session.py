@@ -1,6 +1,6 @@
 """EvalSession: one evaluation, from its configuration to metrics.json.
 
-    config ─▶ data sets ─▶ TaskScheduler.execute_eval ─▶ metrics.json, eval_details/, the run's files
+    config ─▶ data sets ─▶ TaskScheduler.execute_eval ─▶ metrics.json, eval_details/, run files
 
 Whatever is wrong with the input raises ConfigError before the run directory is touched; once it is
 open, run.json tells how the evaluation ended.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING
 import orjson
 
 from agentflow.config import TasksConfig
-from agentflow.errors import ConfigError, EngineError
+from agentflow.errors import ConfigError
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.registry import load_agentflow
 from agentflow.runner import AsyncioRunner
 from executors.files import OutputError, write_atomic
 from executors.logs import logging_to
 from executors.run_dir import RunDir, RunStatus
-from executors.session import RolloutFailed
+from executors.session import RolloutFailed, first_failure, reach_engine
 from executors.summary import Summary
 from executors.task_scheduler.cluster_layout import _build_placement_pool, pool_of
 from executors.task_scheduler.data_source import EvalDataset
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from executors.task_scheduler.eval_config import EvalConfig
     from executors.task_scheduler.placement import PlacementPool
     from executors.task_scheduler.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 
 class EvalSession:
@@ -88,7 +91,7 @@ class EvalSession:
             meter = MeteredModel(access.engine)
             gate = GatedEngine({STUDENT: meter})
             stack.push_async_callback(gate.close)
-            model = await _reach(meter, url=str(config.engine.url))
+            model = await reach_engine(meter, url=str(config.engine.url))
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
             flow = load_agentflow(
                 config.flow.name,
@@ -101,7 +104,7 @@ class EvalSession:
             scheduler = self._scheduler(flow_agent(flow, gate), datasets, pool)
             stack.push_async_callback(scheduler.close)
             stack.callback(self.dir.close)
-            self.dir.open(config, argv=self._argv, model=model)
+            self.dir.open(config, argv=self._argv, model=model.name)
             stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))
             await self._drive(scheduler, meter, events)
         return self.summary
@@ -161,32 +164,44 @@ class EvalSession:
             self._watcher.started(self.summary.planned)
         status, error = RunStatus.FAILED, None
         try:
-            result = await scheduler.execute_eval()
-            self.metrics = result.metrics
-            data = orjson.dumps(self.metrics, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
-            write_atomic(self.dir.path / "metrics.json", data)
+            self.metrics = (await scheduler.execute_eval()).metrics
             status = RunStatus.DONE
         except asyncio.CancelledError:
             status = RunStatus.INTERRUPTED
             raise
-        except* OutputError as group:
-            error = str(group.exceptions[0])
+        except ExceptionGroup as group:
+            error = first_failure(group)
+            logger.exception("the evaluation failed")
         finally:
             events.close()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)
-            left_over = self.summary.tokens.unaccounted
-            if status is RunStatus.DONE and left_over:
-                error = f"the token ledger does not close: {left_over} tokens are unaccounted for"
-            if error is None and status is RunStatus.DONE and self._all_masked():
-                error = "every episode ended by the infrastructure; eval_details/ has the causes"
-            self.dir.finish(
-                RunStatus.FAILED if error else status, summary=self.summary, error=error
-            )
+            error = error or self._objection()
+            if error and status is RunStatus.DONE:
+                status = RunStatus.FAILED
+            self._finish(status, error)
         if error:
             raise RolloutFailed(error)
 
-    def _all_masked(self) -> bool:
-        return bool(self.summary.episodes) and self.summary.masked == self.summary.episodes
+    def _objection(self) -> str | None:
+        """Say why an evaluation that went through is no success after all."""
+        summary = self.summary
+        if summary.tokens.unaccounted:
+            left_over = summary.tokens.unaccounted
+            return f"the token ledger does not close: {left_over} tokens are unaccounted for"
+        if summary.episodes and summary.masked == summary.episodes:
+            return "every episode ended by the infrastructure; eval_details/ has the causes"
+        return None
+
+    def _finish(self, status: RunStatus, error: str | None) -> None:
+        option = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+        try:
+            data = orjson.dumps(self.metrics, option=option)
+            write_atomic(self.dir.path / "metrics.json", data)
+            self.dir.finish(status, summary=self.summary, error=error)
+        except OutputError as failure:
+            if error is None:
+                raise RolloutFailed(str(failure)) from failure
+            logger.info("%s", failure)  # the first failure is the one to tell
 
     def _ended(self, task: Task) -> None:
         for sample in task.samples:
@@ -218,10 +233,3 @@ def _pool(config: EvalConfig) -> PlacementPool | None:
     if isinstance(layout, dict):
         return pool_of(layout, num_cpus=section.num_cpus, memory_gb=section.memory_gb)
     return _build_placement_pool(layout, num_cpus=section.num_cpus, memory_gb=section.memory_gb)
-
-
-async def _reach(engine: MeteredModel, *, url: str) -> str:
-    try:
-        return (await engine.info()).name
-    except EngineError as error:
-        raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error

@@ -155,9 +155,9 @@ class Evaluator:
         _populate_token_data(sample, result)
         sample.metadata[REASON] = str(result.ending.cause)
         sample.termination = classify_termination(sample.rewards, sample.metadata[REASON])
-        sample.remove_sample = result.ending.cause.blame is Blame.INFRASTRUCTURE
-        if sample.remove_sample and not len(sample.responses):
+        if not len(sample.responses):
             make_fallback(sample, result.ending)
+        sample.remove_sample = result.ending.cause.blame is Blame.INFRASTRUCTURE
 
 
 def _populate_token_data(sample: RolloutSample, result: AgentResult) -> None:

@@ -95,7 +95,8 @@ class GatedEngine:
         model, stopping = gate.sample.model, gate.stopping
         assert model is not None
         if stopping.max_turns is not None and model.turns > stopping.max_turns:
-            raise TurnLimit(f"{stopping.max_turns} turns are over")
+            model.turns = stopping.max_turns  # the one that is refused has not begun
+            raise TurnLimit(f"all {stopping.max_turns} turns are used")
         if stopping.max_context_len is not None:
             room = stopping.max_context_len - len(request.input_ids)
             if room <= 0:

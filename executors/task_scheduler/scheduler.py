@@ -88,7 +88,10 @@ class TaskScheduler:
         collector: Callable[[Task], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`collector` sees every task when it ends. Raises ConfigError for no spec, or two of one id."""
+        """`collector` sees every task when it ends.
+
+        Raises ConfigError for no spec, or two of one id.
+        """
         self._specs = {spec.evaluator_id: spec for spec in specs}
         if not specs or len(self._specs) != len(specs):
             names = [spec.evaluator_id for spec in specs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from executors.task_scheduler import (
 from executors.task_scheduler.iteration import IterationPublisher
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from executors.task_scheduler import RunContext

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from executors.task_scheduler import NodeResource, PlacementPool, Resource
-from executors.task_scheduler.placement import BatchLease
+
+if TYPE_CHECKING:
+    from executors.task_scheduler.placement import BatchLease
 
 MANY = Resource(gpu=1000, concurrency=10**6, cpu=10**6, memory_gb=10**6)
 
@@ -35,6 +37,14 @@ MOVES = st.lists(
 )
 
 
+def pool_of(nodes: list[tuple[int, float, float]]) -> PlacementPool:
+    """Make a pool of (GPUs, CPU, GB) nodes."""
+    return PlacementPool(
+        NodeResource(node=f"n{i}", gpus=tuple(range(g)), cpu=c, memory_gb=m)
+        for i, (g, c, m) in enumerate(nodes)
+    )
+
+
 @given(NODES, MOVES)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_conservation_no_overcommitment_order_and_no_starvation(
@@ -44,48 +54,62 @@ def test_conservation_no_overcommitment_order_and_no_starvation(
     asyncio.run(_play(nodes, moves))
 
 
-async def _play(nodes: list[tuple[int, float, float]], moves: list[Any]) -> None:
-    pool = PlacementPool(
-        NodeResource(node=f"n{i}", gpus=tuple(range(g)), cpu=c, memory_gb=m)
-        for i, (g, c, m) in enumerate(nodes)
-    )
-    whole = pool.free()
-    waiting: deque[tuple[int, asyncio.Task[BatchLease]]] = deque()
-    held: list[BatchLease] = []
-    served: list[int] = []
+class _Play:
+    """A pool, who waits for it, and who holds what."""
 
-    async def settle() -> None:
+    def __init__(self, nodes: list[tuple[int, float, float]]) -> None:
+        self.pool = pool_of(nodes)
+        self.whole = self.pool.free()
+        self.waiting: deque[tuple[int, asyncio.Task[BatchLease]]] = deque()
+        self.held: list[BatchLease] = []
+        self.served: list[int] = []
+
+    async def settle(self) -> None:
+        """Let waiters notice that they were served; then everything must be in order."""
         for _ in range(3):
             await asyncio.sleep(0)
-        for number, task in list(waiting):
+        for number, task in list(self.waiting):
             if task.done():
-                waiting.remove((number, task))
-                held.append(task.result())
-                served.append(number)
-        pool.check()
+                self.waiting.remove((number, task))
+                self.held.append(task.result())
+                self.served.append(number)
+        self.pool.check()
 
-    for number, move in enumerate(moves):
-        if move[0] == "ask":
-            _, demand, count = move
-            if count > pool.max_tokens_for(demand):
-                assert pool.try_acquire_batch(MANY, demand, count) is None  # it never fits
-            else:
-                ask = pool.acquire_batch(MANY, demand, count)
-                waiting.append((number, asyncio.create_task(ask)))
-        elif move[0] == "release" and held:
-            pool.release(held.pop(move[1] % len(held)))
-        elif move[0] == "cancel" and waiting:
-            _, task = waiting[move[1] % len(waiting)]
-            waiting.remove((_, task))
-            task.cancel()
-            await asyncio.wait([task])
-        await settle()
-    while waiting or held:  # everybody gets a turn as long as somebody gives back
-        assert held, "who waits in a free pool waits for ever"
-        pool.release(held.pop())
-        await settle()
-    assert served == sorted(served), "somebody was overtaken"
-    assert pool.free() == whole, "capacity was lost, or made"
+    def ask(self, number: int, demand: Resource, count: int) -> None:
+        if count > self.pool.max_tokens_for(demand):
+            assert self.pool.try_acquire_batch(MANY, demand, count) is None  # it never fits
+            return
+        ask = self.pool.acquire_batch(MANY, demand, count)
+        self.waiting.append((number, asyncio.create_task(ask)))
+
+    def release(self, which: int) -> None:
+        if self.held:
+            self.pool.release(self.held.pop(which % len(self.held)))
+
+    async def cancel(self, which: int) -> None:
+        if self.waiting:
+            entry = self.waiting[which % len(self.waiting)]
+            self.waiting.remove(entry)
+            entry[1].cancel()
+            await asyncio.wait([entry[1]])
+
+
+async def _play(nodes: list[tuple[int, float, float]], moves: list[Any]) -> None:
+    play = _Play(nodes)
+    for number, (kind, *rest) in enumerate(moves):
+        if kind == "ask":
+            play.ask(number, *rest)
+        elif kind == "release":
+            play.release(*rest)
+        else:
+            await play.cancel(*rest)
+        await play.settle()
+    while play.waiting or play.held:  # everybody gets a turn as long as somebody gives back
+        assert play.held, "who waits in a free pool waits for ever"
+        play.release(0)
+        await play.settle()
+    assert play.served == sorted(play.served), "somebody was overtaken"
+    assert play.pool.free() == play.whole, "capacity was lost, or made"
 
 
 @given(NODES, DEMANDS)
@@ -94,10 +118,7 @@ def test_max_tokens_for_is_what_an_empty_pool_gives(
     nodes: list[tuple[int, float, float]], demand: Resource
 ) -> None:
     """Exactly that many fit, and not one more."""
-    pool = PlacementPool(
-        NodeResource(node=f"n{i}", gpus=tuple(range(g)), cpu=c, memory_gb=m)
-        for i, (g, c, m) in enumerate(nodes)
-    )
+    pool = pool_of(nodes)
     most = pool.max_tokens_for(demand)
     if most > 10**6:
         return  # it asks for nothing

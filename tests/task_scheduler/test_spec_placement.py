@@ -16,7 +16,7 @@ MANY = Resource(gpu=1000, concurrency=10**6, cpu=10**6, memory_gb=10**6)
 
 
 def pool(*nodes: tuple[int, float, float]) -> PlacementPool:
-    """Make a pool of (GPUs, CPU, GB) nodes n0, n1, …"""
+    """Make a pool of (GPUs, CPU, GB) nodes n0, n1 and so on."""
     return PlacementPool(
         NodeResource(node=f"n{i}", gpus=tuple(range(gpus)), cpu=cpu, memory_gb=memory)
         for i, (gpus, cpu, memory) in enumerate(nodes)
@@ -220,14 +220,10 @@ async def test_the_largest_batch_caps_what_is_asserted() -> None:
 
 async def test_without_a_pool_batches_launch_ungated() -> None:
     """All at once, and their samples have no placement."""
-    handler = parts.Handler(hold=asyncio.Event())
+    together = asyncio.Barrier(50)
+    handler = parts.Handler(behave=lambda *_: together.wait())
     it = parts.scheduler(parts.spec(handler))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(it.run_all([parts.task(index=i) for i in range(50)]))
-        while handler.running < 50:
-            await asyncio.sleep(0)
-        assert handler.hold is not None
-        handler.hold.set()
+    await it.run_all([parts.task(index=i) for i in range(50)])
     assert all(context.placement is None for context in handler.contexts.values())
 
 
