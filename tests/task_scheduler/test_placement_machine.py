@@ -46,7 +46,7 @@ def pool_of(nodes: list[tuple[int, float, float]]) -> PlacementPool:
 
 
 @given(NODES, MOVES)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_conservation_no_overcommitment_order_and_no_starvation(
     nodes: list[tuple[int, float, float]], moves: list[Any]
 ) -> None:
@@ -113,7 +113,7 @@ async def _play(nodes: list[tuple[int, float, float]], moves: list[Any]) -> None
 
 
 @given(NODES, DEMANDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_max_tokens_for_is_what_an_empty_pool_gives(
     nodes: list[tuple[int, float, float]], demand: Resource
 ) -> None:

@@ -108,12 +108,12 @@ def test_without_gpu_cpu_and_memory_alone_gate() -> None:
     assert it.free()["n0"] == (0, 0, 0)
 
 
-def test_a_hundred_thousand_cycles_leave_no_drift() -> None:
+def test_ten_thousand_cycles_leave_no_drift() -> None:
     """Fractions that binary numbers cannot hold come back exactly."""
     it = pool((2, 0.7, 0.3))
     before = it.free()
-    for _ in range(100_000 // 4):
-        lease = it.try_acquire_batch(MANY, Resource(gpu=0.33, cpu=0.1, memory_gb=0.07), 4)
+    for _ in range(10_000):
+        lease = it.try_acquire_batch(MANY, Resource(gpu=0.33, cpu=0.1, memory_gb=0.07), 1)
         assert lease is not None
         it.release(lease)
     assert it.free() == before
