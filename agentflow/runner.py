@@ -49,11 +49,13 @@ class AsyncioRunner:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def on_flow_worker(self, coro: Coroutine[Any, Any, T]) -> T:
-        """Run `coro` on the flow worker's loop; cancelling the wait cancels it there."""
+        """Run `coro` on the flow worker's loop.
+
+        Cancelling the wait cancels it there, and waits until it has cleaned up.
+        """
         if self._worker is None:
             self._worker = _LoopThread("agentflow-flow-worker")
-        future = asyncio.run_coroutine_threadsafe(coro, self._worker.loop)
-        return await asyncio.wrap_future(future)
+        return await _on_loop(self._worker.loop, coro)
 
     def close(self) -> None:
         """End the threads. Idempotent; call it when nothing runs on them any more."""
@@ -63,6 +65,36 @@ class AsyncioRunner:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
+
+
+async def _on_loop(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, T]) -> T:
+    here = asyncio.get_running_loop()
+    outcome: asyncio.Future[asyncio.Task[T]] = here.create_future()
+    started: list[asyncio.Task[T]] = []
+
+    def ended(task: asyncio.Task[T]) -> None:
+        here.call_soon_threadsafe(outcome.set_result, task)
+
+    def start() -> None:
+        started.append(loop.create_task(coro))
+        started[0].add_done_callback(ended)
+
+    def cancel() -> None:
+        started[0].cancel()
+
+    loop.call_soon_threadsafe(start)
+    cancelled: asyncio.CancelledError | None = None
+    while not outcome.done():
+        try:
+            await asyncio.wait([outcome])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            loop.call_soon_threadsafe(cancel)
+    task = outcome.result()
+    if cancelled is not None:
+        failure = None if task.cancelled() else task.exception()
+        raise cancelled from failure
+    return task.result()
 
 
 class _LoopThread:
