@@ -6,7 +6,7 @@
 
 tasks, batching          what is distributed, and in which portions
 resource, placement,     demand, supply, admission; node_pool is one node, cluster_layout the flag
-spec, agents, evaluator  a handler and its resources; one batch's run
+spec, agents, evaluator  a handler and its resources; one batch's run; recipes gives specs
 gate, handlers, dagger   handlers over agentflow's flows
 stopping, args, knobs    criteria, flags, and the table of both
 iteration, *_schedule    per-iteration state

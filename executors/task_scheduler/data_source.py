@@ -13,6 +13,7 @@ from agentflow.errors import ConfigError
 from agentflow.registry import did_you_mean
 from agentflow.types import EpisodeId, RolloutSample
 from executors.task_scheduler.stopping import DATASET_CFG, SAMPLING_KEYS, STOPPING_KEYS
+from executors.task_scheduler.tasks import TASK_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 DATASET: Final = "_dataset_name"
 EVAL_DATASET: Final = "_eval_dataset_name"
-TASK_TYPE: Final = "_task_type"
 
 _OVERRIDES: Final = (*STOPPING_KEYS, *SAMPLING_KEYS)
 

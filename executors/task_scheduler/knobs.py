@@ -13,9 +13,8 @@ from enum import StrEnum
 
 from executors.task_scheduler.args import SchedulerArgs
 from executors.task_scheduler.iteration import BETA, EVAL_BETA, ROLLOUT_ID, T_MAX
+from executors.task_scheduler.recipes import DEFAULT_CONCURRENCY, ENV_CONCURRENCY
 from executors.task_scheduler.reuse import FORCE_FRESH, PER_ITER_DIR, REUSE, SAVE_PER_ITER
-
-ENV_CONCURRENCY = "STACX_DAGGER_ENV_CONCURRENCY"
 
 
 class KnobKind(StrEnum):
@@ -58,7 +57,11 @@ def _shown(default: object) -> str:
 
 
 _VARIABLES = (
-    (ENV_CONCURRENCY, "`4`", "Samples that one DAgger evaluator runs at a time."),
+    (
+        ENV_CONCURRENCY,
+        f"`{DEFAULT_CONCURRENCY}`",
+        "Samples that one DAgger evaluator runs at a time.",
+    ),
     (EVAL_BETA, "unset", "β of evaluations; unset: the student alone."),
     (FORCE_FRESH, "`0`", "1: every step rolls out, nothing is reused."),
     (REUSE, "`0`", "1: every step reads trajectory_sft_samples.pt."),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from executors.task_scheduler.eval_metrics import EvalResult
     from executors.task_scheduler.rollout_manager import RolloutStep, SchedulerRolloutManager
 
 
@@ -21,9 +21,9 @@ class SchedulerRolloutManagerShell:
         """Give the samples of one training step."""
         return await self._manager.generate(rollout_id)
 
-    async def eval(self, rollout_id: int) -> dict[str, Any]:
+    async def eval(self, rollout_id: int) -> EvalResult:
         """Give the metrics and samples of an evaluation."""
-        return dataclasses.asdict(await self._manager.eval(rollout_id))
+        return await self._manager.eval(rollout_id)
 
     async def pause(self) -> None:
         """Let nothing start."""

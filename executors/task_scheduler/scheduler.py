@@ -18,7 +18,7 @@ from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
 from executors.task_scheduler.admission import assert_admittable
 from executors.task_scheduler.batching import fifo_batching, round_robin
-from executors.task_scheduler.data_source import EVAL_DATASET, TASK_TYPE, copies_of
+from executors.task_scheduler.data_source import EVAL_DATASET, copies_of
 from executors.task_scheduler.eval_metrics import EvalResult, eval_metrics
 from executors.task_scheduler.eval_outputs import NO_DETAILS, Details, details
 from executors.task_scheduler.evaluator import Evaluator
@@ -28,7 +28,7 @@ from executors.task_scheduler.stopping import (
     dataset_sampling,
     dataset_stopping,
 )
-from executors.task_scheduler.tasks import Task, TaskConfig
+from executors.task_scheduler.tasks import distribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from executors.task_scheduler.ports import GroupSource, Progress
     from executors.task_scheduler.resource import Placement
     from executors.task_scheduler.spec import EvaluatorSpec
-    from executors.task_scheduler.tasks import Batch
+    from executors.task_scheduler.tasks import Batch, Task
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,9 @@ class TaskScheduler:
                     self._checkpoint.save(rollout_id, task)
                 written.task(task)
 
+            running = {task.index for task in todo}
+            for task in (task for task in tasks if task.index not in running):
+                written.task(task)  # they ended before the step was interrupted
             await self.run_all(todo, iteration=iteration, written=written, done=on_task_done)
             written.finish(sample for task in tasks for sample in task.samples)
         return [task.samples for task in tasks]
@@ -180,15 +183,7 @@ class TaskScheduler:
         return groups
 
     def _distribute(self, groups: Iterable[list[RolloutSample]]) -> list[Task]:
-        default = next(iter(self._specs))
-        return [
-            Task(
-                config=TaskConfig(task_type=str(samples[0].metadata.get(TASK_TYPE, default))),
-                index=index,
-                samples=samples,
-            )
-            for index, samples in enumerate(groups)
-        ]
+        return distribute(groups, default_type=next(iter(self._specs)))
 
     # --- an evaluation ------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class StoppingCriteria:
     max_context_len: int | None = None
     """Tokens of prompt and answer together."""
     timeout_s: float | None = None
-    """Seconds that one episode may run, judging apart."""
+    """Seconds that one attempt may run; with its judging, where the handler does not part them."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for limits that leave nothing."""

@@ -126,11 +126,3 @@ def _unpacked(value: Any) -> Any:
     if isinstance(value, list):
         return [_unpacked(item) for item in value]
     return value
-
-
-def default_store() -> Store:
-    """Give the store of `.pt` files, or that of JSON where torch is not installed."""
-    try:
-        return TorchStore()
-    except ConfigError:
-        return JsonStore()

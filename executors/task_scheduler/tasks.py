@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agentflow.types import RolloutSample
+
+TASK_TYPE: Final = "_task_type"
+"""Key of a sample's metadata that names its evaluator; without it the first spec is meant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +43,15 @@ class Batch:
     def samples(self) -> int:
         """How many samples it holds."""
         return sum(len(task.samples) for task in self.tasks)
+
+
+def distribute(groups: Iterable[list[RolloutSample]], *, default_type: str) -> list[Task]:
+    """Make a task of each group, for the evaluator that its samples name."""
+    return [
+        Task(
+            config=TaskConfig(task_type=str(samples[0].metadata.get(TASK_TYPE, default_type))),
+            index=index,
+            samples=samples,
+        )
+        for index, samples in enumerate(groups)
+    ]

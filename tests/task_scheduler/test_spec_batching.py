@@ -143,3 +143,15 @@ def test_specs_need_different_ids() -> None:
     """Two of one id, or none, are refused."""
     with pytest.raises(ConfigError, match="each with its own id"):
         parts.scheduler(parts.spec(), parts.spec())
+
+
+async def test_tasks_are_distributed_to_the_evaluator_that_their_data_set_names() -> None:
+    """Without a name they go to the first."""
+    first, second = parts.Handler(), parts.Handler()
+    sets = [
+        EvalDataset(name="A", rows=parts.rows(1), task_type="two"),
+        EvalDataset(name="B", rows=parts.rows(1)),
+    ]
+    specs = parts.spec(first, "one"), parts.spec(second, "two")
+    await parts.scheduler(*specs, eval_datasets=sets).execute_eval()
+    assert (first.order, second.order) == (["B/task-0#0"], ["A/task-0#0"])

@@ -203,6 +203,15 @@ async def test_an_interrupted_rollout_goes_on_without_a_repeated_or_skipped_prom
     assert uids(await resumed.generate(rollout_id + 2)) == expected[rollout_id + 2]
 
 
+async def test_a_resumed_rollouts_details_have_a_line_for_every_sample(tmp_path: Path) -> None:
+    """Those that had ended before are told again: the files of a step are whole."""
+    run = Run(tmp_path, save_eval_details=True)
+    await killed(run, after=2, rollout_id=0)
+    await run.manager().generate(0)
+    lines = (tmp_path / "eval_details" / "train_0.jsonl").read_bytes().splitlines()
+    assert len(lines) == 6
+
+
 async def test_a_process_killed_between_two_steps_goes_on_with_the_next_prompts(
     tmp_path: Path,
 ) -> None:
