@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import scheduler_parts as parts
 
@@ -39,9 +42,15 @@ def test_the_actor_gives_what_the_manager_gives() -> None:
     """Steps and metrics cross the process boundary whole."""
     import ray  # noqa: PLC0415  # of this marker
 
-    ray.init(num_cpus=1, include_dashboard=False, configure_logging=False)
+    folder = Path(__file__).parent
+    path = os.pathsep.join([str(folder), str(folder.parent.parent)])
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        configure_logging=False,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
     try:
-        ray.cloudpickle.register_pickle_by_value(parts)
         actor = rollout_manager_actor(make_manager, num_cpus=1)
         step = ray.get(actor.generate.remote(0))
         assert [len(group) for group in step.groups] == [2, 2]
