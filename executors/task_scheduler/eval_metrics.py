@@ -11,6 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from executors.task_scheduler.data_source import EVAL_DATASET
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -57,3 +59,14 @@ def eval_metrics(name: str, samples: Sequence[RolloutSample]) -> dict[str, float
         if values:
             metrics[f"eval/{name}/pass@{k}"] = sum(values) / len(values)
     return metrics
+
+
+def eval_result(names: Sequence[str], samples: Sequence[RolloutSample]) -> EvalResult:
+    """Split ended samples by data set again, and measure each set."""
+    by_set: dict[str, list[RolloutSample]] = {name: [] for name in names}
+    for sample in samples:
+        by_set[sample.metadata[EVAL_DATASET]].append(sample)
+    metrics: dict[str, float] = {}
+    for name, of_set in by_set.items():
+        metrics |= eval_metrics(name, of_set)
+    return EvalResult(metrics=metrics, samples=by_set)

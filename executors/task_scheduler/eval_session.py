@@ -103,6 +103,7 @@ class EvalSession:
             )
             scheduler = self._scheduler(flow_agent(flow, gate), datasets, pool)
             stack.push_async_callback(scheduler.close)
+            scheduler.check_eval()
             stack.callback(self.dir.close)
             self.dir.open(config, argv=self._argv, model=model.name)
             stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))

@@ -18,8 +18,8 @@ from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
 from executors.task_scheduler.admission import assert_admittable
 from executors.task_scheduler.batching import fifo_batching, round_robin
-from executors.task_scheduler.data_source import EVAL_DATASET, copies_of
-from executors.task_scheduler.eval_metrics import EvalResult, eval_metrics
+from executors.task_scheduler.data_source import copies_of
+from executors.task_scheduler.eval_metrics import eval_result
 from executors.task_scheduler.eval_outputs import NO_DETAILS, Details, details
 from executors.task_scheduler.evaluator import Evaluator
 from executors.task_scheduler.iteration import IterationPublisher, IterationState
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from executors.task_scheduler.args import SchedulerArgs
     from executors.task_scheduler.batching import BatchingStrategy
     from executors.task_scheduler.data_source import EvalDataset
+    from executors.task_scheduler.eval_metrics import EvalResult
     from executors.task_scheduler.partial_checkpoint import PartialCheckpoint
     from executors.task_scheduler.placement import PlacementPool
     from executors.task_scheduler.ports import GroupSource, Progress
@@ -115,7 +116,7 @@ class TaskScheduler:
         self._dispatch_resumed.clear()
 
     def resume_dispatch(self) -> None:
-        """Go on."""
+        """Let them go on."""
         self._dispatch_resumed.set()
 
     async def close(self) -> None:
@@ -141,20 +142,20 @@ class TaskScheduler:
                     self._checkpoint.save(rollout_id, task)
                 written.task(task)
 
-            running = {task.index for task in todo}
-            for task in (task for task in tasks if task.index not in running):
-                written.task(task)  # they ended before the step was interrupted
+            pending = set(todo)
+            for task in tasks:
+                if task not in pending:  # it ended before the step was interrupted
+                    written.task(task)
             await self.run_all(todo, iteration=iteration, written=written, done=on_task_done)
             written.finish(sample for task in tasks for sample in task.samples)
         return [task.samples for task in tasks]
 
     def _restore_source(self, rollout_id: int) -> None:
         """Put the source where the last process left it, once."""
-        if self._checkpoint is None or self._source_restored:
+        if self._checkpoint is None or self._source is None or self._source_restored:
             return
         self._source_restored = True
-        state = self._checkpoint.source_state(before=rollout_id)
-        if state is not None and self._source is not None:
+        if (state := self._checkpoint.source_state(before=rollout_id)) is not None:
             self._source.load_state_dict(state)
 
     def _plan(self, rollout_id: int) -> tuple[list[Task], list[Task]]:
@@ -163,9 +164,8 @@ class TaskScheduler:
         if saved is not None:
             if self._source is not None:
                 self._source.load_state_dict(saved.source_state)
-            tasks = saved.tasks
             logger.info("rollout %d goes on: %d groups had ended", rollout_id, len(saved.done))
-            return tasks, [task for task in tasks if task.index not in saved.done]
+            return saved.tasks, [task for task in saved.tasks if task.index not in saved.done]
         tasks = self._distribute(self._fetch())
         if self._checkpoint is not None and self._source is not None:
             self._checkpoint.begin(rollout_id, tasks, self._source.state_dict())
@@ -175,11 +175,10 @@ class TaskScheduler:
         if self._source is None:
             raise ConfigError("this scheduler has no data source, so there is nothing to roll out")
         groups: list[list[RolloutSample]] = []
-        while len(groups) < self._args.rollout_batch_size:
-            fetched = self._source.get_samples(self._args.rollout_batch_size - len(groups))
-            if not fetched:
-                break
+        missing = self._args.rollout_batch_size
+        while missing > 0 and (fetched := self._source.get_samples(missing)):
             groups += fetched
+            missing -= len(fetched)
         return groups
 
     def _distribute(self, groups: Iterable[list[RolloutSample]]) -> list[Task]:
@@ -190,20 +189,21 @@ class TaskScheduler:
     async def execute_eval(self, rollout_id: int = 0) -> EvalResult:
         """Run every prompt of every data set, all copies, interleaved, under one `run_all`."""
         iteration = self._publisher.evaluation(rollout_id)
-        copies = self._args.n_samples_per_eval_prompt
-        queues = [copies_of(dataset, default=copies) for dataset in self._eval_datasets]
-        samples = list(round_robin(queues))
+        tasks = self._eval_tasks()
+        samples = [task.samples[0] for task in tasks]
         with details(self._args, str(rollout_id)) as written:
-            tasks = self._distribute([sample] for sample in samples)
             await self.run_all(tasks, iteration=iteration, written=written, done=written.task)
             written.finish(samples)
-        by_set: dict[str, list[RolloutSample]] = {set_.name: [] for set_ in self._eval_datasets}
-        for sample in samples:
-            by_set[sample.metadata[EVAL_DATASET]].append(sample)
-        metrics: dict[str, float] = {}
-        for name, of_set in by_set.items():
-            metrics |= eval_metrics(name, of_set)
-        return EvalResult(metrics=metrics, samples=by_set)
+        return eval_result([dataset.name for dataset in self._eval_datasets], samples)
+
+    def check_eval(self) -> None:
+        """Raise PlacementDeadlock where the pool could never admit the evaluation's batches."""
+        self._launches(self._eval_tasks())
+
+    def _eval_tasks(self) -> list[Task]:
+        n = self._args.n_samples_per_eval_prompt
+        queues = [copies_of(dataset, default=n) for dataset in self._eval_datasets]
+        return self._distribute([sample] for sample in round_robin(queues))
 
     # --- running ------------------------------------------------------------------------------
 
@@ -224,13 +224,17 @@ class TaskScheduler:
                 sample.sampling = self._build_sampling_params(
                     sample, evaluating=iteration.evaluating
                 )
-        launches = [(batch, self._resolve_spec(batch)) for batch in self._batch(tasks, self._specs)]
-        if self._pool is not None:
-            assert_admittable(self._pool, launches)
+        launches = self._launches(tasks)
         orders = _Orders(scheduler=self, iteration=iteration, details=written)
         async with asyncio.TaskGroup() as group:
             for batch, spec in launches:
                 await self._launch(group, batch, spec, orders=orders, done=done)
+
+    def _launches(self, tasks: Sequence[Task]) -> list[tuple[Batch, EvaluatorSpec]]:
+        launches = [(batch, self._resolve_spec(batch)) for batch in self._batch(tasks, self._specs)]
+        if self._pool is not None:
+            assert_admittable(self._pool, launches)
+        return launches
 
     async def _launch(
         self,
@@ -285,12 +289,11 @@ class TaskScheduler:
         self, spec: EvaluatorSpec, sample: RolloutSample, *, evaluating: bool = False
     ) -> StoppingCriteria:
         """Data set's own, then the command line's, then the spec's default."""
-        given = self._args.stopping(evaluating=evaluating)
-        return dataset_stopping(sample.metadata).over(given).over(spec.default_stopping)
+        flags = self._args.stopping(evaluating=evaluating)
+        return dataset_stopping(sample.metadata).over(flags).over(spec.default_stopping)
 
     def _build_sampling_params(
         self, sample: RolloutSample, *, evaluating: bool = False
     ) -> SamplingParams:
         """Data set's own, then `--eval-*` when evaluating, then `--rollout-*`."""
-        base = self._args.sampling(evaluating=evaluating)
-        return dataset_sampling(sample.metadata).over(base)
+        return dataset_sampling(sample.metadata).over(self._args.sampling(evaluating=evaluating))

@@ -1,6 +1,7 @@
-"""The flow tests' plug-ins serve here as well."""
+"""The plug-ins of the flow's and the command's tests serve here as well."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent / "flow"))
+for _folder in ("flow", "cli"):
+    sys.path.append(str(Path(__file__).parent.parent / _folder))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import parts as cli_parts
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from agentflow.config_loading import Sources, check_as
+from agentflow.registry import import_any
 from executors.cli.app import app
+from executors.task_scheduler.eval_config import EvalConfig
+from executors.task_scheduler.eval_session import EvalSession
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agentflow.types import RolloutSample
 
 
 def write(folder: Path, **sections: Any) -> Path:
@@ -126,3 +134,47 @@ def test_a_layout_that_cannot_hold_a_batch_is_told_before_anything_runs(tmp_path
     assert code == 2
     assert "Deadlock: EvaluatorSpec 'swe' needs 1 placement tokens but the pool" in err
     assert "Lower its batch_size" in err
+    assert not (tmp_path / "run").exists()
+
+
+async def test_an_interrupted_evaluation_says_so_and_leaves_no_environment(tmp_path: Path) -> None:
+    """What had ended is kept; cancelling removes what was started."""
+    run = cli_parts.make_config(tmp_path / "run", environment={"hang_on": "A/task/2"})
+    values = run.model_dump(mode="json", exclude={"tasks"})
+    values["eval"] = {"datasets": [{"name": "A", "source": "three"}], "concurrency": 3}
+    began = asyncio.Event()
+
+    class Watcher:
+        """Waits for two ends."""
+
+        seen = 0
+
+        def started(self, planned: int) -> None:
+            """Expect three."""
+            assert planned == 3
+
+        def ended(self, sample: RolloutSample) -> None:
+            """Count."""
+            self.seen += 1
+            if self.seen == 2:
+                began.set()
+
+    session = EvalSession(
+        check_as(EvalConfig, Sources(values=values)),
+        watcher=Watcher(),
+        make_engine=cli_parts.make_engine,
+        load_tasks=cli_parts.make_tasks,
+    )
+    work = asyncio.create_task(session.run())
+    await began.wait()
+    live = import_any(f"{cli_parts.__file__}:LIVE")  # the module that the flow loaded by its file
+    assert len(live) == 1
+    work.cancel()
+    await asyncio.wait([work])
+    assert work.cancelled()
+    assert not live
+    run_json = json.loads((tmp_path / "run" / "run.json").read_bytes())
+    assert run_json["status"] == "interrupted"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
+    assert summary["episodes"] == 2
+    assert summary["tokens"]["unaccounted"] == 0
