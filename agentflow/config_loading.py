@@ -8,7 +8,7 @@ touches nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path as FilePath
 
     from pydantic_core import ErrorDetails
+
+ConfigT = TypeVar("ConfigT", bound=AgentflowConfig)
 
 _SHOWN_VALUE = 60
 """Characters of a wrong value that a message repeats."""
@@ -103,6 +105,17 @@ def load_config(
     `options` maps an option's name (`--n`) to the field it sets and its value; None sets nothing.
     `assignments` are `dotted.field=YAML value`. Raises ConfigError, with all problems at once.
     """
+    return load_config_as(AgentflowConfig, file, options=options, assignments=assignments)
+
+
+def load_config_as(
+    model: type[ConfigT],
+    file: FilePath | None = None,
+    *,
+    options: Mapping[str, tuple[Path, Any]] | None = None,
+    assignments: Sequence[str] = (),
+) -> ConfigT:
+    """Do the same for a configuration with sections of its own."""
     sources = read_file(file) if file is not None else Sources()
     for option, (path, value) in (options or {}).items():
         if value is not None:
@@ -110,7 +123,7 @@ def load_config(
     for assignment in assignments:
         path, value = parse_assignment(assignment)
         sources.set(path, value, f"--set {assignment}")
-    return check(sources)
+    return check_as(model, sources)
 
 
 def read_file(file: FilePath) -> Sources:
@@ -144,12 +157,17 @@ def parse_assignment(assignment: str) -> tuple[Path, Any]:
 
 def check(sources: Sources) -> AgentflowConfig:
     """Make the typed configuration. Raises InvalidConfig with every problem there is."""
+    return check_as(AgentflowConfig, sources)
+
+
+def check_as(model: type[ConfigT], sources: Sources) -> ConfigT:
+    """Do the same for a configuration with sections of its own."""
     problems: list[Problem] = []
     config = None
     try:
-        config = AgentflowConfig.model_validate(sources.values)
+        config = model.model_validate(sources.values)
     except ValidationError as error:
-        problems += [_problem(detail, sources, AgentflowConfig) for detail in error.errors()]
+        problems += [_problem(detail, sources, model) for detail in error.errors()]
     problems += _flow_problems(sources)
     problems += _policy_problems(sources)
     if problems or config is None:

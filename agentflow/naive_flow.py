@@ -50,17 +50,33 @@ class NaiveFlow:
         except EpisodeError as exc:
             make_fallback(dc_sample, exc.ending())
             return dc_sample
+        state = await self.run(sample, dc_sample)
+        if state.status is not StepStatus.ABORTED:
+            await self._flow.reward(sample)
+        await self._flow.project_to_dc_sample(sample, dc_sample)
+        return dc_sample
+
+    async def run(self, sample: SWESample, dc_sample: RolloutSample) -> PartialRolloutState:
+        """Drive a preprocessed episode to its end and let its environment go; judge nothing yet.
+
+        Raises RolloutGenerationAborted, as the whole does.
+        """
         state: PartialRolloutState | None = None
         try:
             state = await self._run_state_machine(sample)
         finally:
             if state is None:  # cancelled, or a bug: what was started must not stay behind
                 await shielded(self._flow.on_abort(sample, _CANCELLED))
-        if state.status is StepStatus.ABORTED:
-            await self._aborted(sample, state, dc_sample)
-        else:
-            await self._ended(sample, state, dc_sample)
-        return dc_sample
+        if state.status is not StepStatus.ABORTED:
+            await shielded(self._flow.finalize(sample, state))
+            return state
+        resumable = _resumable(state.ending)
+        keep = self._partial_rollout or not resumable
+        await shielded(self._flow.on_abort(sample, state if keep else _CANCELLED))
+        if resumable:
+            save_partial(sample, dc_sample)
+            raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
+        return state
 
     async def _run_state_machine(self, sample: SWESample) -> PartialRolloutState:
         state = sample.m.rollout.state
@@ -76,24 +92,6 @@ class NaiveFlow:
                     return state
                 case other:
                     assert_never(other)
-
-    async def _ended(
-        self, sample: SWESample, state: PartialRolloutState, dc_sample: RolloutSample
-    ) -> None:
-        await shielded(self._flow.finalize(sample, state))
-        await self._flow.reward(sample)
-        await self._flow.project_to_dc_sample(sample, dc_sample)
-
-    async def _aborted(
-        self, sample: SWESample, state: PartialRolloutState, dc_sample: RolloutSample
-    ) -> None:
-        resumable = _resumable(state.ending)
-        keep = self._partial_rollout or not resumable
-        await shielded(self._flow.on_abort(sample, state if keep else _CANCELLED))
-        if resumable:
-            save_partial(sample, dc_sample)
-            raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
-        await self._flow.project_to_dc_sample(sample, dc_sample)
 
 
 _CANCELLED = PartialRolloutState(status=StepStatus.ABORTED)

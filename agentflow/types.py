@@ -92,6 +92,7 @@ class Cause(StrEnum):
     ENGINE_DIED = "engine_died"
     DIFF_FAILED = "diff_failed"
     EVAL_FAILED = "eval_failed"
+    HANDLER_FAILED = "handler_failed"
     WEIGHT_SYNC = "weight_sync"
     CANCELLED = "cancelled"
 

@@ -75,6 +75,21 @@ class Watcher(Protocol):
         ...
 
 
+class Session(Protocol):
+    """A run that a command line can drive, end, and report on."""
+
+    dir: RunDir
+    summary: Summary
+
+    async def run(self) -> Summary:
+        """Run to the end. Raises ConfigError, RolloutFailed; cancelling ends it cleanly."""
+        ...
+
+    def abandon(self) -> None:
+        """Say in run.json that the run was interrupted."""
+        ...
+
+
 class Rollout:
     """One run of an executor over a list of tasks, kept in a run directory."""
 
@@ -112,7 +127,8 @@ class Rollout:
             access = self._make_engine(self._config, tasks)
             engine, meter = access.engine, MeteredModel(access.engine)
             stack.push_async_callback(self._on_flow_worker, meter.close)
-            model = await self._on_flow_worker(_reaching(meter, str(self._config.engine.url)))
+            reach = partial(reach_engine, meter, url=str(self._config.engine.url))
+            model = await self._on_flow_worker(reach)
             access = dataclasses.replace(access, engine=meter)
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
             coordinator = self._coordinator()
@@ -262,14 +278,12 @@ _WORKER = "local"
 """The only worker of a foreground run; its executor runs on the caller's loop."""
 
 
-def _reaching(engine: MeteredModel, url: str) -> Callable[[], Coroutine[Any, Any, ModelInfo]]:
-    async def reach() -> ModelInfo:
-        try:
-            return await engine.info()
-        except EngineError as error:
-            raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
-
-    return reach
+async def reach_engine(engine: MeteredModel, *, url: str) -> ModelInfo:
+    """Ask the engine who it is. Raises ConfigError naming `engine.url` when it does not answer."""
+    try:
+        return await engine.info()
+    except EngineError as error:
+        raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
 
 
 async def _beside(

@@ -26,6 +26,7 @@ _CLASS_OF: dict[Cause, TerminationClass] = {
     Cause.ENGINE_DIED: TerminationClass.INFRA_CONN,
     Cause.DIFF_FAILED: TerminationClass.INFRA_SANDBOX,
     Cause.EVAL_FAILED: TerminationClass.INFRA_SANDBOX,
+    Cause.HANDLER_FAILED: TerminationClass.INFRA_OTHER,
     Cause.WEIGHT_SYNC: TerminationClass.INFRA_OTHER,
     Cause.CANCELLED: TerminationClass.INFRA_OTHER,
 }

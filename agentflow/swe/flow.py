@@ -171,8 +171,8 @@ class SWEAgentFlow:
     def _failed(self, sample: SWESample, exc: EpisodeError) -> PartialRolloutState:
         ending = exc.ending()
         if ending.cause.blame is Blame.POLICY:
-            full = ending.cause is Cause.CONTEXT_FULL
-            sample.m.rollout.result = SWERolloutResult.EXCEED if full else SWERolloutResult.FAILURE
+            limit = ending.cause in _LIMITS
+            sample.m.rollout.result = SWERolloutResult.EXCEED if limit else SWERolloutResult.FAILURE
             return PartialRolloutState(status=StepStatus.TERMINATED, ending=ending)
         self._events.emit("failed", sample.episode, cause=ending.cause, message=ending.message)
         return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
@@ -341,6 +341,8 @@ def aborted_generation(message: str) -> PartialRolloutState:
     ending = Ending(cause=Cause.WEIGHT_SYNC, phase="generation", message=message)
     return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
 
+
+_LIMITS = frozenset({Cause.CONTEXT_FULL, Cause.STEP_LIMIT, Cause.COST_LIMIT, Cause.TIME_LIMIT})
 
 _CAUSE_OF = {
     SWERolloutResult.SUBMIT: Cause.SUBMITTED,

@@ -12,6 +12,7 @@ from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
 from executors.cli import demo, report, running
 from executors.cli.clean import clean
+from executors.cli.eval import eval_command
 from executors.cli.exits import HELP, told_in_one_line
 from executors.cli.simulate import simulate_command
 from executors.session import Rollout
@@ -152,6 +153,7 @@ def list_tasks(
 
 
 app.command(name="simulate", epilog=HELP)(simulate_command)
+app.command(name="eval", epilog=HELP)(eval_command)
 
 
 def main() -> None:

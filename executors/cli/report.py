@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from agentflow.config import AgentflowConfig
     from agentflow.types import RolloutSample
-    from executors.session import Rollout
+    from executors.session import Session
     from executors.summary import Summary
 
 _MAX_ROWS = 50
@@ -140,7 +140,7 @@ def print_comparison(results: Mapping[str, Sequence[RolloutSample]]) -> None:
         out.print(f"{policy}: resolved {resolved} of {len(samples)}")
 
 
-def print_summary(rollout: Rollout, samples: Sequence[RolloutSample]) -> None:
+def print_summary(rollout: Session, samples: Sequence[RolloutSample]) -> None:
     """Print a row for each episode, and the figures of the whole run."""
     out = _console()
     table = Table("episode", "ended as", "cause", "reward", "turns", "tokens", "seconds")
@@ -153,6 +153,13 @@ def print_summary(rollout: Rollout, samples: Sequence[RolloutSample]) -> None:
     for line in _figures(rollout.summary):
         out.print(line, markup=False, soft_wrap=True)
     out.print(f"kept in  {rollout.dir.path}", markup=False, soft_wrap=True)
+
+
+def print_metrics(metrics: Mapping[str, float]) -> None:
+    """Print one line a metric."""
+    out = _console()
+    for name in sorted(metrics):
+        out.print(f"{name} {metrics[name]:g}", markup=False, soft_wrap=True)
 
 
 def _figures(summary: Summary) -> Iterator[str]:

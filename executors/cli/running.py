@@ -19,7 +19,7 @@ from executors.session import RolloutFailed
 
 if TYPE_CHECKING:
     from executors.cli.report import TerminalWatcher
-    from executors.session import Rollout
+    from executors.session import Session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -28,7 +28,7 @@ _ECHO_S = 0.5
 and to its group. No hand presses Ctrl-C twice that fast."""
 
 
-def run(rollout: Rollout, *, grace_s: float, watcher: TerminalWatcher) -> ExitCode:
+def run(rollout: Session, *, grace_s: float, watcher: TerminalWatcher) -> ExitCode:
     """Roll out, print the result table, and return the exit code. Raises AgentflowError."""
     try:
         with watcher:
@@ -40,7 +40,7 @@ def run(rollout: Rollout, *, grace_s: float, watcher: TerminalWatcher) -> ExitCo
     return code
 
 
-async def _until_done_or_interrupted(rollout: Rollout, *, grace_s: float) -> ExitCode:
+async def _until_done_or_interrupted(rollout: Session, *, grace_s: float) -> ExitCode:
     loop = asyncio.get_running_loop()
     work = asyncio.current_task()
     assert work is not None
@@ -72,6 +72,6 @@ async def _until_done_or_interrupted(rollout: Rollout, *, grace_s: float) -> Exi
     return ExitCode.DONE
 
 
-def _leave_at_once(rollout: Rollout) -> None:
+def _leave_at_once(rollout: Session) -> None:
     rollout.abandon()
     os._exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,183 @@
+"""What admission and batching cost a task: `python -m benchmarks.task_admission --json FILE`.
+
+100,000 tasks with instant handlers go through batching, the pool, evaluators and tokens. Gated are
+two ratios of runs in one process, medians of five: the CPU of batching and admitting a task to that
+of a bare loop that appends tasks to lists, and the CPU of one of 100,000 tasks, evaluator and
+handler included, to that of one of 1,000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
+from executors.task_scheduler import (
+    AgentResult,
+    EvaluatorSpec,
+    IterationPublisher,
+    NodeResource,
+    PlacementPool,
+    Resource,
+    SchedulerArgs,
+    Task,
+    TaskConfig,
+    TaskScheduler,
+    fifo_batching,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from executors.task_scheduler import RunContext
+
+FEW, MANY = 1_000, 100_000
+ROUNDS = 5
+NODES = 3
+BATCH_SIZE = 8
+
+MAX_GROWTH = 1.3
+MAX_RATIO = 60.0
+"""One append of a fifth of a microsecond to batching, and a token's exact search of three nodes."""
+
+
+class InstantHandler:
+    """Ends every sample at once."""
+
+    async def run(self, sample: RolloutSample, context: RunContext) -> AgentResult:  # noqa: ARG002
+        """Submit."""
+        return AgentResult(ending=Ending(cause=Cause.SUBMITTED, phase="run"))
+
+    async def eval(
+        self,
+        sample: RolloutSample,  # noqa: ARG002
+        result: AgentResult,
+        context: RunContext,  # noqa: ARG002
+    ) -> AgentResult:
+        """Judge nothing."""
+        return result
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+SPEC = EvaluatorSpec(
+    evaluator_id="swe",
+    handler=InstantHandler(),
+    resource=Resource(concurrency=BATCH_SIZE, cpu=96, memory_gb=384),
+    run_resource=Resource(cpu=4, memory_gb=16),
+    batch_size=BATCH_SIZE,
+)
+
+
+def make_tasks(count: int) -> list[Task]:
+    """Make tasks of one sample each."""
+    config = TaskConfig(task_type="swe")
+    return [
+        Task(
+            config=config,
+            index=index,
+            samples=[RolloutSample(episode=EpisodeId(uid=str(index)), task={})],
+        )
+        for index in range(count)
+    ]
+
+
+def cluster() -> PlacementPool:
+    """Make a pool of three nodes."""
+    return PlacementPool(
+        NodeResource(node=f"n{i}", gpus=(0, 1, 2, 3), cpu=96, memory_gb=384) for i in range(NODES)
+    )
+
+
+def schedule(tasks: list[Task]) -> None:
+    """Send tasks through everything."""
+    scheduler = TaskScheduler(
+        [SPEC], args=SchedulerArgs(), pool=cluster(), publisher=IterationPublisher(environ={})
+    )
+    asyncio.run(scheduler.run_all(tasks))
+
+
+def batch(tasks: list[Task]) -> None:
+    """Batch alone."""
+    fifo_batching(tasks, {"swe": SPEC})
+
+
+def admit(tasks: list[Task]) -> None:
+    """Batch, and take and give back the tokens of every batch."""
+    pool = cluster()
+    for portion in fifo_batching(tasks, {"swe": SPEC}):
+        lease = pool.try_acquire_batch(SPEC.resource, SPEC.sample_resource, portion.samples)
+        assert lease is not None
+        pool.release(lease)
+
+
+def bare(tasks: list[Task]) -> None:
+    """Append every task to a list of its type, and every sample to a list of done ones."""
+    by_type: dict[str, list[Task]] = {}
+    done: list[RolloutSample] = []
+    for task in tasks:
+        by_type.setdefault(task.config.task_type, []).append(task)
+        done.extend(task.samples)
+
+
+def cpu_per_task_s(work: Callable[[list[Task]], None], count: int) -> float:
+    """Median CPU seconds of one of `count` tasks; small counts are repeated to be measurable."""
+    repeats = max(1, FEW * 10 // count)
+    taken = []
+    for _ in range(ROUNDS):
+        portions = [make_tasks(count) for _ in range(repeats)]
+        gc.collect()
+        began = time.process_time()
+        for tasks in portions:
+            work(tasks)
+        taken.append((time.process_time() - began) / (count * repeats))
+    return statistics.median(taken)
+
+
+def figures() -> dict[str, float]:
+    """Measure."""
+    few, many = cpu_per_task_s(schedule, FEW), cpu_per_task_s(schedule, MANY)
+    loop, admission = cpu_per_task_s(bare, MANY), cpu_per_task_s(admit, MANY)
+    return {
+        "task_cpu_us": many * 1e6,
+        "task_cpu_us_of_1000": few * 1e6,
+        "admission_cpu_us": admission * 1e6,
+        "batching_cpu_us": cpu_per_task_s(batch, MANY) * 1e6,
+        "bare_cpu_us": loop * 1e6,
+        "ratio_to_bare": admission / loop,
+        "growth": many / few,
+    }
+
+
+def main() -> None:
+    """Print the table, write the file, and fail where a gate does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    measured = figures()
+    for name, value in measured.items():
+        print(f"{name:24} {value:10.3f}")
+    if chosen.json is not None:
+        config = {"few": FEW, "many": MANY, "nodes": NODES, "batch_size": BATCH_SIZE}
+        document = {"commit": commit(), "seed": 0, "config": config, "figures": measured}
+        chosen.json.write_text(json.dumps(document, indent=2) + "\n")
+    if measured["growth"] > MAX_GROWTH or measured["ratio_to_bare"] > MAX_RATIO:
+        raise SystemExit(f"a gate fails: growth <= {MAX_GROWTH}, ratio <= {MAX_RATIO}")
+
+
+def commit() -> str:
+    """Name the commit that is measured."""
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
