@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from agentflow.errors import ContainerKilled, EvalFailed
 from agentflow.swe.runtime.protected import Change, Protection
 from agentflow.swe.runtime.report import Report, read_report
-from agentflow.swe.runtime.repository import GIT, last_words
+from agentflow.swe.runtime.repository import GIT, disk_is_full, last_words
 from agentflow.swe.runtime.verdict import Reason, Verdict, judge
 
 if TYPE_CHECKING:
@@ -42,15 +42,17 @@ if TYPE_CHECKING:
 _FOLDER = ".git/agentflow"
 """In the environment. No patch can write there: git refuses paths in `.git`."""
 _CHILD = Path(__file__).with_name("child")
-_CHILD_FILES = ("__main__.py", "judge_watch.py")
+_CHILD_FILES = ("__main__.py", "judge_twins.py", "judge_watch.py")
 _MAX_LIST_BYTES = 16 << 20
 _MAX_REPORT_BYTES = 256 << 20
 """A report has at most 4 KB a failure."""
 
+_REFUSED = 92
 _APPLY = f"""
-if ! g apply --index --whitespace=nowarn {_FOLDER}/policy.patch 2> {_FOLDER}/said; then
-  cat {_FOLDER}/said; exit 92
-fi
+said=$(g apply --index --whitespace=nowarn {_FOLDER}/policy.patch 2>&1) || {{
+  rc=$?; printf '%s\\n' "$said"
+  [ -n "$said" ] && [ "$rc" -le 128 ] && exit {_REFUSED}; exit 95
+}}
 g diff --cached --name-status -z --no-renames HEAD > {_FOLDER}/changed
 """
 
@@ -105,6 +107,11 @@ class Judge:
         )
         result = await env.execute(GIT + _APPLY, timeout_s=self.timeout_s)
         if result.exit_code:
+            if result.exit_code != _REFUSED or await disk_is_full(env, result):
+                raise EvalFailed(
+                    f"{self.task.instance_id}: the patch could not be applied, "
+                    f"and not for what is in it: {last_words(result)}"
+                )
             return Verdict(reason=Reason.PATCH_DOES_NOT_APPLY, detail=last_words(result))
         listing = await env.read_file(f"{_FOLDER}/changed", max_bytes=_MAX_LIST_BYTES)
         fields = listing.decode("utf-8", "surrogateescape").split("\0")[:-1]
@@ -114,11 +121,17 @@ class Judge:
         ]
 
     async def _put_back(self, env: ContainerEnv, changes: list[Change]) -> list[Change]:
-        undone = self._protection().put_back(changes)
+        protection = self._protection()
+        undone = protection.put_back(changes)
         if undone:
             known = [change for change in undone if not change.is_new]
+            folders = {protection.blocked_by(change.path) for change in undone}
+            gone = [*(change.path for change in undone), *sorted(filter(None, folders))]
             await env.write_files(
-                {f"{_FOLDER}/all": _nul_list(undone), f"{_FOLDER}/known": _nul_list(known)}
+                {
+                    f"{_FOLDER}/all": _nul_list(gone),
+                    f"{_FOLDER}/known": _nul_list([change.path for change in known]),
+                }
             )
             await self._must(env, _PUT_BACK, "the judge's files could not be put back")
         return undone
@@ -203,12 +216,12 @@ class Judge:
 
 
 async def _read_report(env: ContainerEnv, key: bytes) -> Report:
-    """Read the report; one that the tests removed or replaced is an incomplete one."""
+    """Read the report; one that the tests removed, replaced or locked is an incomplete one."""
     try:
         return read_report(
             await env.read_file(f"{_FOLDER}/report", max_bytes=_MAX_REPORT_BYTES), key
         )
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return Report()
 
 
@@ -220,8 +233,8 @@ def _why_incomplete(result: CommandResult, report: Report) -> Reason:
     return Reason.OUT_OF_MEMORY if result.out_of_memory else Reason.INCOMPLETE
 
 
-def _nul_list(changes: list[Change]) -> bytes:
-    return b"".join(change.path.encode("utf-8", "surrogateescape") + b"\0" for change in changes)
+def _nul_list(paths: list[str]) -> bytes:
+    return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)
 
 
 def _paths_of(patch: str) -> list[str]:

@@ -82,6 +82,7 @@ class Protection:
             path in self.judge_files
             or path == self.pytest_config
             or self._is_on_the_way(path)
+            or self.blocked_by(path) is not None
             or self._is_in_a_test_folder(path)
             or _is_hook(path)
             or (change.is_new and self._shadows(path))
@@ -90,6 +91,10 @@ class Protection:
     def _is_on_the_way(self, path: str) -> bool:
         """A file or link in the place of a folder that holds the judge's files."""
         return any(file.startswith(f"{path}/") for file in self.judge_files)
+
+    def blocked_by(self, path: str) -> str | None:
+        """The judge's file in whose place `path` makes a folder."""
+        return next((file for file in self.judge_files if path.startswith(f"{file}/")), None)
 
     def _is_in_a_test_folder(self, path: str) -> bool:
         """In a `tests` folder of the judge, where its helpers and data lie."""

@@ -101,7 +101,10 @@ class PytestRuntime:
         self._image_commit = repository.image_commit
 
     async def diff(self, env: ContainerEnv) -> None:
-        """Read the patch. What the policy broke is an empty patch and a verdict that says so."""
+        """Read the patch. What the policy broke is an empty patch and a verdict that says so.
+
+        Raises DiffFailed when it is not the policy's doing: a full disk.
+        """
         rollout = self._sample.m.rollout
         try:
             rollout.patch = await self._repository().diff(env, max_bytes=self._conf.max_patch_bytes)

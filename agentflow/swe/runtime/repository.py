@@ -8,12 +8,13 @@ commit, another HEAD, its configuration, its hooks, its removal — has any part
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentflow.errors import BootstrapFailed
+from agentflow.errors import BootstrapFailed, DiffFailed
 from agentflow.swe.tasks.gitwire import AS_BINARY, DIFF_FLAGS, EXACT_ATTRIBUTES
 
 if TYPE_CHECKING:
@@ -84,7 +85,9 @@ printf %s {attributes} > {folder}/git/info/attributes
 printf %s {ignored} > {folder}/git/info/exclude
 {base}
 own read-tree "$base"
-own add -A --ignore-errors . 2>/dev/null || true
+added=$(own add -A --ignore-errors . 2>&1) || case "$added" in
+  *"No space left on device"*|*"Disk quota exceeded"*) echo "$added"; exit 94;;
+esac
 own diff --cached {flags} "$base" > {folder}/patch
 """
 
@@ -96,6 +99,16 @@ _BASE_FROM_IMAGE = """
 mkdir -p {folder}/git/objects/info
 printf '%s\\n' "$PWD/.git/objects" > {folder}/git/objects/info/alternates
 base={commit}"""
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SAYS_NO_ROOM = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Unable to write new index file",  # git does not say why
+)
+_PROBE_BYTES = 1 << 20
+_PROBE_TIMEOUT_S = 60.0
 
 
 class PatchUnreadable(Exception):
@@ -134,7 +147,7 @@ class Repository:
             self.image_commit = result.text.split()[-1]
 
     async def diff(self, env: ContainerEnv, *, max_bytes: int) -> str:
-        """The patch, in UTF-8, exact to the byte; raises PatchUnreadable."""
+        """The patch, in UTF-8, exact to the byte; raises PatchUnreadable, DiffFailed."""
         patch = await self._diff(env, EXACT_ATTRIBUTES, max_bytes)
         try:
             return patch.decode()
@@ -152,12 +165,14 @@ class Repository:
         )
         try:
             result = await env.execute(GIT + script, timeout_s=self.timeout_s)
+            if result.exit_code and await disk_is_full(env, result):
+                raise DiffFailed(f"the environment's disk is full: {last_words(result)}")
             if result.timed_out:
                 raise PatchUnreadable("diff_timed_out", f"no patch after {self.timeout_s:g} s")
             if result.exit_code:
                 raise PatchUnreadable("repository_broken", last_words(result))
             return await env.read_file(f"{folder}/patch", max_bytes=max_bytes)
-        except FileNotFoundError as exc:
+        except (FileNotFoundError, PermissionError) as exc:
             raise PatchUnreadable("repository_broken", f"the patch was removed: {exc}") from exc
         except ValueError as exc:
             raise PatchUnreadable("patch_too_large", str(exc)) from exc
@@ -171,12 +186,32 @@ class Repository:
             await env.write_files({f"{folder}/base": self.base_stream})
         except ValueError as exc:
             raise PatchUnreadable("repository_broken", str(exc)) from exc
+        except OSError as exc:
+            if exc.errno in _NO_ROOM:
+                raise DiffFailed(f"the environment's disk is full: {exc}") from exc
+            raise PatchUnreadable("repository_broken", str(exc)) from exc
         return _BASE_FROM_STREAM.format(folder=folder)
 
 
 def _scratch_name() -> str:
     """A folder in the workdir that nobody can have prepared."""
     return f".agentflow-{secrets.token_hex(8)}"
+
+
+async def disk_is_full(env: ContainerEnv, failed: CommandResult) -> bool:
+    """Whether a command of our own failed for want of room: it says so, or a test write does."""
+    if _says_no_room(failed):
+        return True
+    probe = _scratch_name()
+    written = await env.execute(
+        f"head -c {_PROBE_BYTES} /dev/zero > {probe}; rc=$?; rm -f {probe}; exit $rc",
+        timeout_s=_PROBE_TIMEOUT_S,
+    )
+    return written.exit_code != 0 and _says_no_room(written)
+
+
+def _says_no_room(result: CommandResult) -> bool:
+    return any(line.rstrip().endswith(_SAYS_NO_ROOM) for line in result.text.splitlines())
 
 
 def last_words(result: CommandResult) -> str:

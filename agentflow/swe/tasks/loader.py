@@ -120,6 +120,10 @@ def _json(text: str, path: str, *, first_line: int) -> Any:
     except json.JSONDecodeError as exc:
         line = first_line + exc.lineno - 1
         raise ConfigError(f"{path}:{line}: bad JSON: {exc.msg} at column {exc.colno}") from exc
+    except RecursionError:
+        raise ConfigError(
+            f"{path}:{first_line}: bad JSON: nested too deeply; expected task rows"
+        ) from None
 
 
 def _anchored(row: Row, folder: Path) -> Row:

@@ -7,10 +7,13 @@ The code under test shares this process, so nothing here trusts what can be reac
 - the key goes into a blake2b state and is then forgotten; each line of the report carries a tag
   over all lines so far, so lines cannot be added, changed, dropped or moved without the state;
 - an outcome counts as passed only if the call raised nothing *and* pytest's report says passed;
-- each awaited test has a decoy of the same id that must fail; whoever turns failures into passes
-  turns the decoys too;
-- the functions and classes of pytest, pluggy, unittest and builtins must be the same ones, with the
-  same code, whenever they are looked at; the files of the tests must be the same bytes;
+- each awaited test has a decoy of the same id that must fail, and where it can have one a twin: the
+  test itself with an assertion altered (`judge_twins.py`); whoever turns failures into passes, or
+  is equal to everything, turns these too;
+- the functions and classes of pytest, pluggy, unittest and builtins, and of the judge, must be the
+  same ones, with the same code, whenever they are looked at; no collected test may have got a
+  `runtest` of its own; the files of the tests must be the same bytes;
+- neither this module nor its helpers can be imported once the repository's code runs;
 - compiled files in the repository are not looked at;
 - the repository's folders join `sys.path` only after pytest and its plugins are loaded.
 """
@@ -21,15 +24,21 @@ import hashlib
 import json
 import os
 import sys
+import types
 import unittest  # noqa: F401  # loaded before the repository's code, so that it is watched
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from judge_twins import (  # type: ignore[import-not-found]  # lies beside this file over there
+    make_decoy,
+    make_twin,
+)
 from judge_watch import (  # type: ignore[import-not-found]  # lies beside this file over there
     is_installed,
     make_file_check,
     make_function_check,
     make_integrity,
+    make_item_check,
     make_reporter,
     watch_for_heap_searches,
 )
@@ -39,10 +48,10 @@ if TYPE_CHECKING:
 
     Plan = dict[str, Any]
 
+OWN = tuple(sys.modules[name] for name in (__name__, "judge_twins", "judge_watch"))
+"""The judge's modules; `main` takes them out of `sys.modules`."""
 TEXT_LIMIT = 4000
 """Characters of a failure's text that are reported."""
-_NODE_ID_ATTRIBUTES = ("_nodeid", "_id")
-"""Where pytest before and since 9.2 keeps an item's id; a decoy bears its twin's name."""
 
 
 # --- the plugin -------------------------------------------------------------------------------
@@ -66,8 +75,8 @@ class Judge:
         self._decoys: dict[Any, str] = {}
         self._may_xfail: set[Any] = set()
         self._violated: list[str] = []
-        patched = [os.path.join(self._root, name) for name in plan["patched"]]
-        watch_for_heap_searches(patched, self._violated)
+        self._patched = [os.path.join(self._root, name) for name in plan["patched"]]
+        watch_for_heap_searches(self._root, self._patched, self._violated)
 
     def finish(self, code: int) -> None:
         """Write the last line."""
@@ -79,7 +88,7 @@ class Judge:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self) -> Iterator[None]:
         """Say that all is well so far, then let the repository in: from here on its code runs."""
-        self._checks.append(make_integrity())
+        self._checks.append(make_integrity(self, OWN))
         os.write(self._stdout, self._plan.pop("hello").encode() + b"\n")
         os.close(self._stdout)
         sys.pycache_prefix = self._plan["pycache"]
@@ -91,7 +100,7 @@ class Judge:
         """Accept what installed plugins replaced while they were configured; nothing else."""
         replaced = [n for n, now in self._checks[0]() if not is_installed(now, self._root)]
         self._violated.extend(replaced[:1])
-        self._checks[:] = [make_integrity()]
+        self._checks[:] = [make_integrity(self, OWN)]
 
     def pytest_plugin_registered(self, plugin: object) -> None:
         """See that a conftest.py is the one that was there before the tests ran."""
@@ -111,17 +120,25 @@ class Judge:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Plant a decoy before or after each awaited test."""
+        """Plant a decoy before or after each awaited test, and the twins after all of them."""
         items: list[pytest.Item] = []
+        twins: list[pytest.Item] = []
         for item in session.items:
             if item.get_closest_marker("xfail"):
                 self._may_xfail.add(item)
             pair = [item]
             if self._is_awaited(item.nodeid):
-                pair.insert(self._toss(), self._decoy(item))
+                decoy = make_decoy(item, self._draw)
+                pair.insert(self._draw() & 1, decoy)
+                self._decoys[decoy] = item.nodeid
+                twin = None if item in self._may_xfail else make_twin(item, self._draw)
+                if twin is not None:
+                    twins.append(twin)
+                    self._decoys[twin] = item.nodeid
             items += pair
+        items += twins
         session.items[:] = items
-        self._checks.append(make_function_check(items))
+        self._checks += [make_function_check(items), make_item_check(items, self._patched)]
         self._note_replaced()
 
     # --- while they run -----------------------------------------------------------------------
@@ -130,6 +147,8 @@ class Judge:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Report what all phases of a test came to."""
         self._phases[item] = []
+        if item in self._decoys or self._is_awaited(item.nodeid):
+            self._note_replaced()
         yield
         if item in self._decoys or self._is_awaited(item.nodeid):
             self._note_replaced()
@@ -167,24 +186,9 @@ class Judge:
     def _is_awaited(self, node_id: str) -> bool:
         return node_id in self._awaited or node_id.split(maxsplit=1)[0] in self._awaited
 
-    def _toss(self) -> int:
-        self._coin.update(b".")
-        return self._coin.digest()[0] & 1
-
-    def _decoy(self, item: pytest.Item) -> pytest.Item:
-        """A test of the same id that fails."""
-        place: dict[str, Any] = {}
-        source = "def planted():\n    assert not 'the judge planted this failure'\n"
-        exec(compile(source, str(item.fspath), "exec"), place)  # noqa: S102  # own text
-        module = item.getparent(pytest.Module) or item.parent
-        twin: pytest.Item = pytest.Function.from_parent(
-            module, name=item.name, callobj=place["planted"]
-        )
-        for private in _NODE_ID_ATTRIBUTES:
-            if hasattr(item, private):
-                setattr(twin, private, getattr(item, private))
-        self._decoys[twin] = item.nodeid
-        return twin
+    def _draw(self) -> int:
+        self._coin.update(b"#")
+        return int.from_bytes(self._coin.digest()[:4], "big")
 
 
 def outcome_of(phases: list[tuple[str, bool, Any]], *, may_xfail: bool) -> tuple[str, str]:
@@ -227,6 +231,9 @@ def pytest_arguments(plan: Plan) -> list[str]:
 def main() -> None:
     """Read the plan, run pytest, write the report, leave at once."""
     sys.path.pop(0)  # this folder
+    for module in OWN:
+        sys.modules.pop(module.__name__)
+    sys.modules["__main__"] = types.ModuleType("__main__")
     leave = os._exit  # nothing of the repository may run after the last line
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(os.path.join(here, "plan.json"), encoding="utf-8") as file:

@@ -51,8 +51,11 @@ def make_reporter(fd: int, key: bytes) -> Report:
 # --- what must stay as it was -----------------------------------------------------------------
 
 
-def make_integrity() -> Check:
-    """Return `changed()`, which yields what was replaced in pytest's stack: name, replacement."""
+def make_integrity(judge: object, own: Iterable[types.ModuleType]) -> Check:
+    """Return `changed()`, which yields what was replaced in pytest's stack: name, replacement.
+
+    `judge` and the modules `own` are watched like pytest's.
+    """
     modules = {name: m for name, m in sys.modules.items() if name.split(".")[0] in STACK}
     classes = {
         value: frozenset(vars(value))
@@ -60,7 +63,10 @@ def make_integrity() -> Check:
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__.split(".")[0] in STACK
     }
-    holders = [vars(m) for m in (*modules.values(), sys.modules["builtins"])]
+    classes[type(judge)] = frozenset(vars(type(judge)))
+    attributes = frozenset(vars(judge))
+    holders = [vars(m) for m in (*modules.values(), sys.modules["builtins"], *own)]
+    holders.append(vars(judge))
     members = [
         (holder, key, value, _inside(value))
         for holder in [*holders, *map(vars, classes)]
@@ -76,6 +82,8 @@ def make_integrity() -> Check:
             for key, value in vars(owner).items():
                 if key not in names and isinstance(value, _WATCHED):
                     yield f"{owner.__qualname__}.{key}", value
+        if vars(judge).keys() != attributes:
+            yield "the judge's attributes", None
         for name, module in modules.items():
             if loaded.get(name) is not module:
                 yield name, None
@@ -139,20 +147,29 @@ def make_file_check(root: str, watched: Iterable[str]) -> FileCheck:
     return changed
 
 
-def watch_for_heap_searches(patched: Iterable[str], violated: list[str]) -> None:
-    """Note when a patched file searches the heap, where the judge's own state lies."""
+def watch_for_heap_searches(root: str, patched: Iterable[str], violated: list[str]) -> None:
+    """Note when somebody searches the heap, where the judge's own state lies.
+
+    Only the repository's own unchanged files and installed packages may; a search that starts in
+    another thread has none of them among its frames.
+    """
     frame_of = sys._getframe  # noqa: SLF001  # the only way to see who asks
     searches = frozenset({"gc.get_objects", "gc.get_referrers", "gc.get_referents"})
-    files = frozenset(patched)
+    files, inside = frozenset(patched), root + os.sep
+    installed = os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep
 
     def hook(event: str, _: Any) -> None:
-        if event in searches:
-            frame: types.FrameType | None = frame_of(1)
-            while frame is not None:
-                if frame.f_code.co_filename in files:
-                    violated.append(f"{event} called by {frame.f_code.co_filename}")
-                    return
-                frame = frame.f_back
+        if event not in searches:
+            return
+        frame: types.FrameType | None = frame_of(1)
+        names = []
+        while frame is not None:
+            names.append(frame.f_code.co_filename)
+            frame = frame.f_back
+        by = next((name for name in names if name in files), "")
+        known = any(part in names[0] for part in installed) if names else False
+        if by or not (known or any(name.startswith(inside) for name in names)):
+            violated.append(f"{event} called by {by or names[:1]}")
 
     sys.addaudithook(hook)
 
@@ -174,3 +191,34 @@ def make_function_check(items: Iterable[Any]) -> Check:
                 yield f"test function {name}", now
 
     return changed
+
+
+def make_item_check(items: Iterable[Any], patched: Iterable[str]) -> Check:
+    """Return `changed()`, which yields what a collected test has got in the place of a method.
+
+    Plug-ins may wrap the function that a test runs; patched files and code of no file may not.
+    """
+    files = frozenset(patched)
+    held = [(item, frozenset(vars(item)), _methods(type(item))) for item in items]
+    functions = {item: _function(getattr(item, "obj", None)) for item, _, _ in held}
+
+    def changed() -> Iterator[tuple[str, Any]]:
+        for item, before, methods in held:
+            now = vars(item)
+            for key in now.keys() - before:
+                if key in methods:
+                    yield f"{item.nodeid}: {key}", now[key]
+            function = _function(now.get("_obj"))
+            if function is None or function is functions[item]:
+                continue
+            file = function.__code__.co_filename
+            if file.startswith("<") or file in files:
+                yield f"{item.nodeid}: its function", function
+
+    return changed
+
+
+def _methods(owner: type) -> frozenset[str]:
+    return frozenset(
+        key for c in owner.__mro__ for key, value in vars(c).items() if isinstance(value, _WATCHED)
+    )
