@@ -19,7 +19,7 @@ from agentflow.swe.runtime.verdict import Reason, judge
 KEY = b"k" * 32
 FAIL_TO_PASS = ["tests/test_adder.py::test_add", "tests/test_adder.py::Unit::test_unit"]
 PASS_TO_PASS = ["tests/test_adder.py::test_same"]
-CUT_SHORT = {"sys.exit", "skip", "xfail"}
+CUT_SHORT = {"sys.exit", "skip", "xfail", "the judge's module"}
 """These touch nothing of the judge: their tests just do not pass."""
 
 

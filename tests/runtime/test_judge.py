@@ -21,12 +21,14 @@ def new_file(path: str) -> str:
     return head + "@@ -0,0 +1 @@\n+note\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAST_RESORTS)
 async def test_a_run_that_is_cut_short_gets_no_reward(bench: Bench, name: str) -> None:
     """Exit, murder and forgery of the report file, from inside the environment."""
     reward, verdict = await bench.verdict(bench.patch({"adder/core.py": LAST_RESORTS[name]}))
     assert (reward, verdict["resolved"]) == (0.0, False), verdict
-    assert verdict["reason"] in {"tampered", "incomplete"}, verdict
+    reasons = {"tampered", "incomplete", "tests_failed"}  # root reads what is locked
+    assert verdict["reason"] in (reasons if name == "report locked" else reasons - {"tests_failed"})
 
 
 async def test_an_honest_patch_is_resolved(bench: Bench) -> None:
@@ -62,6 +64,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.slow
 async def test_hooks_that_a_patch_brings_are_put_back(bench: Bench) -> None:
     """All at once, without a solution: the tests run as they are, and fail."""
     reward, verdict = await bench.verdict(bench.patch(HOOKS), plugins=None)
@@ -70,6 +73,7 @@ async def test_hooks_that_a_patch_brings_are_put_back(bench: Bench) -> None:
     assert set(verdict["put_back"]) == set(HOOKS) - harmless
 
 
+@pytest.mark.slow
 async def test_an_honest_solution_survives_what_is_put_back(bench: Bench) -> None:
     """A policy that also wrote tests and a conftest.py of its own is not punished for it."""
     patch = bench.patch({**HOOKS, "adder/core.py": FIX, "tests/test_new.py": "assert False\n"})
@@ -77,6 +81,7 @@ async def test_an_honest_solution_survives_what_is_put_back(bench: Bench) -> Non
     assert (reward, verdict["reason"]) == (1.0, "resolved"), verdict
 
 
+@pytest.mark.slow
 async def test_tests_replaced_by_a_link_are_put_back(bench: Bench) -> None:
     """A link in the place of the tests' folder leads the judge nowhere else."""
     patch = bench.patch(
@@ -118,12 +123,14 @@ async def test_what_is_no_patch_gets_no_reward(bench: Bench, patch: str, reason:
     assert (reward, verdict["reason"]) == (0.0, reason)
 
 
+@pytest.mark.slow
 async def test_a_judge_that_cannot_start_is_not_the_policys_fault(bench: Bench) -> None:
     """A plug-in of the task that is not installed: EvalFailed, which is masked."""
     with pytest.raises(EvalFailed, match=r"adder-1: the tests did not start|not start"):
         await bench.verdict(bench.patch({"adder/core.py": FIX}), plugins=["no_such_plugin"])
 
 
+@pytest.mark.slow
 async def test_a_test_patch_that_does_not_apply_is_the_tasks_fault(bench: Bench) -> None:
     """EvalFailed names the task."""
     broken = "--- a/tests/x.py\n+++ b/tests/x.py\n@@ -1 +1 @@\n-a\n+b\n"
@@ -131,6 +138,7 @@ async def test_a_test_patch_that_does_not_apply_is_the_tasks_fault(bench: Bench)
         await bench.verdict(bench.patch({"adder/core.py": FIX}), test_patch=broken)
 
 
+@pytest.mark.slow
 async def test_a_row_with_a_test_patch_is_judged_by_it(bench: Bench) -> None:
     """SWE-bench's own way: the tests come as a patch to the repository, ids cut at a space."""
     tests = bench.patch(
@@ -151,11 +159,29 @@ async def test_a_row_with_a_test_patch_is_judged_by_it(bench: Bench) -> None:
     assert (reward, verdict["put_back"]) == (1.0, ["tests/test_more.py"]), verdict
 
 
+@pytest.mark.slow
 async def test_a_bundled_task_is_resolved_by_its_oracle(bench: Bench) -> None:
     """From the row that ships to the verdict, ids with spaces and paths included."""
     row = next(r for r in load_tasks("bundled") if r["instance_id"] == "durations-several-files")
     reward, verdict = await bench.verdict(oracle_patch(row), **row)
     assert (reward, verdict["reason"]) == (1.0, "resolved"), verdict
+
+
+@pytest.mark.slow
+async def test_a_folder_in_the_place_of_a_judges_file_is_put_back(bench: Bench) -> None:
+    """The judge's file is laid down all the same, and its tests decide."""
+    tests = {
+        "checks/test_new.py": "from adder import add\n\n\ndef test_n():\n    assert add(1, 1) == 2\n"
+    }
+    reward, verdict = await bench.verdict(
+        bench.patch({"checks/test_new.py/x.txt": "x\n"}),
+        source={"type": "dir", "path": bench.row["source"]["path"]},
+        test_patch=bench.patch(tests),
+        FAIL_TO_PASS=["checks/test_new.py::test_n"],
+        PASS_TO_PASS=[],
+    )
+    assert (reward, verdict["reason"]) == (0.0, "tests_failed"), verdict
+    assert verdict["put_back"] == ["checks/test_new.py/x.txt"]
 
 
 @pytest.mark.pypi

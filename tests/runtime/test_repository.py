@@ -10,7 +10,9 @@ import pytest
 
 from agentflow.errors import BootstrapFailed
 from agentflow.swe.runtime import PytestRuntimeBuilder
+from agentflow.swe.runtime.repository import disk_is_full
 from agentflow.swe.tasks.tree import read_folder
+from agentflow.types import CommandResult
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +66,10 @@ def applied(bench: Bench, folder: Path, patch: str) -> dict[str, object]:
     return dict(read_folder(folder))
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "committed" else pytest.mark.slow) for n in HOSTILE],
+)
 async def test_the_patch_is_exact_whatever_was_done_to_git(
     bench: Bench, tmp_path: Path, name: str
 ) -> None:
@@ -148,6 +153,7 @@ async def test_a_workdir_that_is_not_empty_is_refused(bench: Bench) -> None:
             await runtime.bootstrap(env)
 
 
+@pytest.mark.slow
 async def test_a_repository_in_the_image_is_judged_too(bench: Bench) -> None:
     """Without a source the tree stands there already; its history, with the answer, goes.
 
@@ -194,3 +200,20 @@ async def test_a_pickled_runtime_leaves_its_files_behind(bench: Bench) -> None:
     async with await bench.env() as env:
         with pytest.raises(RuntimeError, match="build the runtime again"):
             await again.bootstrap(env)
+
+
+@pytest.mark.parametrize(
+    ("said", "full"),
+    [
+        ("fatal: write error: No space left on device\n", True),
+        ("error: unable to write file x: Disk quota exceeded\n", True),
+        ("error: No space left on device: does not exist in index\n", False),
+    ],
+)
+async def test_a_full_disk_is_told_from_a_bad_repository(
+    bench: Bench, said: str, full: bool
+) -> None:
+    """By the end of git's line, where no file name stands, or by a test write."""
+    async with await bench.env() as env:
+        failed = CommandResult(exit_code=128, output=said.encode())
+        assert await disk_is_full(env, failed) is full

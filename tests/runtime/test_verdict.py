@@ -136,3 +136,10 @@ def test_what_is_put_back(path: str, *, is_new: bool, put_back: bool) -> None:
     )
     change = Change(path=path, is_new=is_new)
     assert protection.put_back([change]) == ([change] if put_back else [])
+
+
+def test_a_folder_in_the_place_of_a_judges_file_is_protected() -> None:
+    """It would keep the file from being laid over the tree."""
+    protection = Protection(judge_files=frozenset({"checks/t.py"}), import_roots=(".",))
+    changes = [Change(path=p, is_new=True) for p in ("checks/t.py/x.txt", "checks/t.pyx")]
+    assert protection.put_back(changes) == changes[:1]

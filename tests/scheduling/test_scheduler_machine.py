@@ -197,4 +197,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestScheduler = Machine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40)
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=40)

@@ -117,3 +117,11 @@ def test_what_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(ConfigError, match="not UTF-8 at byte 7"):
         load_tasks(tmp_path / "t.jsonl")
+
+
+def test_a_row_that_is_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+    """No traceback of the parser's."""
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"deep.json:1: bad JSON: nested too deeply"):
+        load_tasks(file)

@@ -9,11 +9,13 @@ What can be trusted, and what cannot
 - The verdict is made here, outside, from a report with a keyed hash chain. No file, no exit code
   and no printed line of the tests counts.
 - The code under test runs in the tests' own process, as in every Python test-suite. Against code
-  that goes for the process from within there are decoys that must fail, integrity checks of
-  pytest, unittest and the builtins, and a key that is in no Python object (`child/`). That
-  makes every known trick lose. It is no proof: code written against this very judge, which walks
-  the frames of the process to the reporter, or answers `==` with True for its own objects, cannot
-  be told from an honest solution by any in-process test-suite.
+  that goes for the process from within there are decoys and altered twins of the awaited tests
+  that must fail, integrity checks of pytest, unittest, the builtins and the judge's end itself,
+  and a key that is in no Python object (`child/`).
+- What remains, and no in-process judge can rule out: code that walks the frames or the threads to
+  the judge's own locals, code that reads the expected value out of its caller's source, and, where
+  a test can have no twin (methods, `async`, no assertion in its own block), code whose objects are
+  equal to everything. Twins cost the time of the awaited tests once more.
 """
 
 from __future__ import annotations

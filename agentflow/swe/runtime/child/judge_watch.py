@@ -97,9 +97,13 @@ def _changed_members(members: Iterable[Member]) -> Iterator[tuple[str, Any]]:
     for holder, key, value, inside in members:
         now = holder.get(key)
         if now is not value:
-            yield f"{holder.get('__name__') or holder.get('__module__')}: {key}", now
+            yield f"{_name_of(holder)}: {key}", now
         elif inside is not None and inside != _inside(value):
-            yield f"{holder.get('__name__') or holder.get('__module__')}: {key}", None
+            yield f"{_name_of(holder)}: {key}", None
+
+
+def _name_of(holder: Mapping[str, Any]) -> str:
+    return str(holder.get("__name__") or holder.get("__module__") or "the judge")
 
 
 def is_installed(value: Any, root: str) -> bool:
