@@ -171,7 +171,8 @@ async def test_a_bundled_task_is_resolved_by_its_oracle(bench: Bench) -> None:
 async def test_a_folder_in_the_place_of_a_judges_file_is_put_back(bench: Bench) -> None:
     """The judge's file is laid down all the same, and its tests decide."""
     tests = {
-        "checks/test_new.py": "from adder import add\n\n\ndef test_n():\n    assert add(1, 1) == 2\n"
+        "checks/test_new.py": "from adder import add\n\n\n"
+        "def test_n():\n    assert add(1, 1) == 2\n"
     }
     reward, verdict = await bench.verdict(
         bench.patch({"checks/test_new.py/x.txt": "x\n"}),

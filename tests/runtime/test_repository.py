@@ -211,7 +211,7 @@ async def test_a_pickled_runtime_leaves_its_files_behind(bench: Bench) -> None:
     ],
 )
 async def test_a_full_disk_is_told_from_a_bad_repository(
-    bench: Bench, said: str, full: bool
+    bench: Bench, said: str, *, full: bool
 ) -> None:
     """By the end of git's line, where no file name stands, or by a test write."""
     async with await bench.env() as env:
