@@ -57,10 +57,11 @@ def load_agentflow(
         wiring: dict[str, object] = {"runner": runner, "events": events, "on_turn": on_turn}
         if scheduling is not None:
             wiring["scheduling"] = scheduling
-        return cast("AgentFlow", make(config, model, **_accepted(make, wiring)))
+        return cast("AgentFlow", make(config, model, **accepted_keywords(make, wiring)))
 
 
-def _accepted(make: Callable[..., object], keywords: Mapping[str, Any]) -> dict[str, Any]:
+def accepted_keywords(make: Callable[..., object], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `keywords` that `make` takes: a user's part need not take all of ours."""
     parameters = inspect.signature(make).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(keywords)

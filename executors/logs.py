@@ -6,6 +6,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from executors.files import writing
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -22,9 +24,14 @@ class _QuietFileHandler(logging.FileHandler):
 
 @contextlib.contextmanager
 def logging_to(path: Path, *, level: int = logging.INFO) -> Iterator[None]:
-    """Append everything that is logged to `path` while the context lasts."""
+    """Append everything that is logged to `path` while the context lasts.
+
+    The file is opened at once, so that a folder that vanishes later fails no logging call. Raises
+    OutputError.
+    """
     root = logging.getLogger()
-    handler = _QuietFileHandler(path, encoding="utf-8", delay=True)
+    with writing(path):
+        handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setLevel(level)
     handler.setFormatter(logging.Formatter(_FORMAT))
     before = root.level

@@ -81,6 +81,11 @@ class RunDir:
         self._run: dict[str, Any] = {}
         self._predictions: dict[int, dict[str, dict[str, Any]]] = {}
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether `open` came so far that run.json is this run's to write; it stays so."""
+        return bool(self._run)
+
     # --- opening and closing ------------------------------------------------------------------
 
     def check(self) -> None:

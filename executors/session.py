@@ -144,6 +144,8 @@ class Rollout:
 
     def abandon(self) -> None:
         """Say in run.json that the run was interrupted; for a process about to exit at once."""
+        if not self.dir.is_ours:
+            return
         with contextlib.suppress(OutputError):
             self.dir.mark(RunStatus.INTERRUPTED, error="ended before its environments were removed")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ConfigError
-from agentflow.registry import import_any, plugin_boundary
+from agentflow.registry import accepted_keywords, import_any, plugin_boundary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +54,9 @@ def agentflow(
     """
     from agentflow.swe.flow import SWEAgentFlow  # noqa: PLC0415  # providers load when named
 
-    agent, env, runtime = (build_provider(config, section) for section in BUILTIN_PROVIDERS)
+    agent, env, runtime = (
+        build_provider(config, section, runner=runner) for section in BUILTIN_PROVIDERS
+    )
     return SWEAgentFlow(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
 
 
@@ -78,7 +80,9 @@ def action_level_agentflow(
 
     if scheduling is None:
         raise ConfigError("needs rollout.enable_action_level_scheduling: true")
-    agent, env, runtime = (build_provider(config, section) for section in BUILTIN_PROVIDERS)
+    agent, env, runtime = (
+        build_provider(config, section, runner=runner) for section in BUILTIN_PROVIDERS
+    )
     return ActionLevelSWEAgentFlow(
         agent,
         env,
@@ -91,11 +95,14 @@ def action_level_agentflow(
     )
 
 
-def build_provider(config: Mapping[str, Any], section: str) -> Any:
-    """Make the builder that the section `section` of a flow's configuration describes."""
+def build_provider(config: Mapping[str, Any], section: str, *, runner: Runner | None = None) -> Any:
+    """Make the builder that the section `section` of a flow's configuration describes.
+
+    A builder whose constructor takes a `runner` gets the flow's. Raises ConfigError.
+    """
     cls = import_provider(config, section)
     with plugin_boundary(f"{section} {config[section]['name']!r}"):
-        return cls(config[section])
+        return cls(config[section], **accepted_keywords(cls, {"runner": runner}))
 
 
 def import_provider(config: Mapping[str, Any], section: str) -> Any:

@@ -55,7 +55,7 @@ def test_a_run_prints_plain_lines_and_a_table_and_exits_0(tmp_path: Path) -> Non
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Signals) -> None:
     """What had ended is kept, and the table is printed."""
     process = foreground(tmp_path / "run", environment={"hang": True})
@@ -83,6 +83,20 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.1)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert status(tmp_path / "run") == "interrupted"
+
+
+def test_a_storm_of_signals_ends_with_130_as_well(tmp_path: Path) -> None:
+    """No signal meets the default action, not while the process prints and exits either."""
+    process = foreground(tmp_path / "run", environment={"hang": True})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hanging\n"
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.001)
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert status(tmp_path / "run") == "interrupted"

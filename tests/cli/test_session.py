@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -243,6 +244,21 @@ async def test_output_that_can_no_longer_be_written_ends_the_run_with_one_error(
     assert not parts.LIVE
 
 
+async def test_a_removed_run_directory_ends_the_run_with_one_error(tmp_path: Path) -> None:
+    """The log, too, was opened before, and cannot fail for want of its folder."""
+    out = tmp_path / "run"
+
+    class Saboteur:
+        def started(self, planned: int) -> None:
+            shutil.rmtree(out)
+
+        def ended(self, sample: RolloutSample) -> None: ...
+
+    with pytest.raises(RolloutFailed, match=r"cannot write .*: No such file or directory"):
+        await rollout(parts.make_config(out), watcher=Saboteur()).run()
+    assert not parts.LIVE
+
+
 async def test_a_ledger_that_does_not_close_fails_the_run(tmp_path: Path) -> None:
     """Tokens that the engine sent and no sample has are an error, not a rounding."""
 
@@ -275,6 +291,18 @@ def test_abandoning_says_so_in_run_json(tmp_path: Path) -> None:
     run.abandon()
     run.dir.close()
     assert read(tmp_path / "run" / "run.json")["status"] == "interrupted"
+
+
+def test_abandoning_before_the_directory_is_ours_changes_nothing(tmp_path: Path) -> None:
+    """A run that was still checking its input must not overwrite another's run.json."""
+    out = tmp_path / "run"
+    run = rollout(parts.make_config(out))
+    run.abandon()
+    assert not out.exists()
+    out.mkdir()
+    (out / "run.json").write_text("another's")
+    run.abandon()
+    assert (out / "run.json").read_text() == "another's"
 
 
 def test_an_unopened_directory_can_be_closed(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from agentflow.errors import ConfigError
 from agentflow.registry import import_any, load_agentflow
+from agentflow.runner import AsyncioRunner
+from agentflow.swe import build_provider
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,3 +119,20 @@ def test_a_provider_that_raises_is_named_with_its_section(tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as caught:
         load_agentflow("swe", {"agent": {"name": f"{file}:Bad"}}, None)
     assert str(caught.value) == f"flow 'swe': agent '{file}:Bad': OSError: no GPU"
+
+
+def test_a_builder_that_takes_a_runner_gets_the_flows(tmp_path: Path) -> None:
+    """Others are built from their section alone; the built-in environments take it."""
+    (tmp_path / "two.py").write_text(
+        "class Taking:\n    def __init__(self, conf, *, runner=None): self.runner = runner\n"
+        "class Plain:\n    def __init__(self, conf): self.conf = conf\n"
+    )
+    runner = AsyncioRunner()
+
+    def build(name: str) -> Any:
+        section = {"name": f"{tmp_path}/two.py:{name}" if name.istitle() else name}
+        return build_provider({"environment": section}, "environment", runner=runner)
+
+    assert build("Taking").runner is runner
+    assert build("Plain").conf["name"].endswith("Plain")
+    assert build("local")._runner is runner

@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from environment_contract import FOREVER_S, HOLD, EnvironmentContract, assert_dead, until_there
@@ -18,10 +19,12 @@ from environment_contract import FOREVER_S, HOLD, EnvironmentContract, assert_de
 from agentflow.errors import ConfigError, ContainerKilled, EnvDied, EnvStartFailed
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment import LocalEnv, LocalEnvBuilder
+from agentflow.swe.environment.leftovers import MARK
+from agentflow.swe.environment.sandbox import can_limit_tmpfs
 from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 def processes_in(directory: Path) -> list[str]:
@@ -32,6 +35,19 @@ def processes_in(directory: Path) -> list[str]:
             try:
                 if (entry / "cwd").readlink().is_relative_to(directory):
                     found.append((entry / "cmdline").read_text(errors="replace"))
+            except OSError:
+                continue
+    return found
+
+
+def telling(what: str, directory: Path) -> list[str]:
+    """Processes whose /proc file `what`, such as `environ`, tells of `directory`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            try:
+                if os.fsencode(directory) in (entry / what).read_bytes():
+                    found.append(entry.name)
             except OSError:
                 continue
     return found
@@ -93,6 +109,18 @@ class TestNoSandbox(EnvironmentContract):
         await assert_dead(env)
         assert processes_in(env.root) == []
 
+    async def test_killing_the_supervisors_parent_as_well_frees_nothing(
+        self, env: LocalEnv
+    ) -> None:
+        """What loses worker and supervisor is found by its variable, or by its directory."""
+        result = await env.execute(
+            f"(cd /; setsid nohup sleep {FOREVER_S} &); env -i setsid sleep {FOREVER_S} &"
+            "read -r _ _ _ parent _ < /proc/$PPID/stat; kill -KILL $parent $PPID; sleep 60"
+        )
+        assert (result.exit_code, "was killed" in result.text) == (137, True)
+        assert processes_in(env.root) == telling("environ", env.root) == []
+        assert (await env.execute(f"echo ${MARK}")).text == f"{env.root}\n"
+
     async def test_removing_the_environment_is_the_commands_doing(self, env: LocalEnv) -> None:
         """Its removal is told once as a kill by the policy, then as a death."""
         with pytest.raises(ContainerKilled):
@@ -126,7 +154,9 @@ class TestBubblewrap(EnvironmentContract):
         assert env.template_vars()["cwd"] == "/testbed"
         assert (await env.execute("pwd")).output == b"/testbed\n"
 
-    @pytest.mark.parametrize("path", ["/usr/x", "/etc/x", "/x", "/proc/sys/kernel/ostype"])
+    @pytest.mark.parametrize(
+        "path", ["/usr/x", "/etc/x", "/x", "/proc/sys/kernel/ostype", "/dev/x"]
+    )
     async def test_the_system_is_read_only(self, env: LocalEnv, path: str) -> None:
         """Nothing but workdir, home and /tmp can be written."""
         before = content(Path(path))
@@ -199,6 +229,39 @@ class TestBubblewrap(EnvironmentContract):
         """A missing path below the read-only system fails the start and leaves nothing."""
         with pytest.raises(EnvStartFailed, match="bwrap"):
             await env_builder.start(ContainerSpec(workdir="/usr/nowhere/repo"))
+
+
+async def test_a_memory_limit_binds_shared_memory(
+    sandboxed: LocalEnvBuilder, tmp_path: Path
+) -> None:
+    """Files in /dev/shm are memory that no process has mapped; /dev itself takes none."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho '    --tmpfs DEST'\n")
+    fake.chmod(0o755)
+    assert not can_limit_tmpfs(str(fake))
+    if not can_limit_tmpfs("bwrap"):
+        pytest.skip("bubblewrap is older than 0.7")
+    limited = LocalEnvBuilder(
+        {"sandbox": "bubblewrap", "scratch_dir": tmp_path / "s", "memory_limit_bytes": 64 << 20}
+    )
+    async with await limited.start(ContainerSpec()) as env:
+        result = await env.execute("head -c 70000000 /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x")
+    await limited.close()
+    assert result.text.splitlines()[-1] == str(64 << 20)
+
+
+async def test_a_hidden_folder_is_empty_and_takes_nothing(tmp_path: Path) -> None:
+    """It would else be memory without a limit."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    builder = LocalEnvBuilder(
+        {"sandbox": "bubblewrap", "scratch_dir": tmp_path, "hidden_paths": ["/usr/share"]}
+    )
+    async with await builder.start(ContainerSpec()) as env:
+        result = await env.execute("ls -A /usr/share; touch /usr/share/x")
+    await builder.close()
+    assert (result.exit_code, result.text.count("\n")) == (1, 1)
+    assert "Read-only" in result.text
 
 
 # --- the builder ------------------------------------------------------------------------------
@@ -391,9 +454,47 @@ async def test_a_given_runner_is_not_closed(scratch: Path) -> None:
     runner.close()
 
 
+class Holding(AsyncioRunner):
+    """Holds its `nth` call in a thread until told to go on."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self._before = nth
+        self.entered = asyncio.Event()
+        self.go_on = threading.Event()
+
+    async def to_thread(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run it, some time."""
+        self._before -= 1
+        if self._before != -1:
+            return await super().to_thread(fn, *args, **kwargs)
+        self.entered.set()
+        return await super().to_thread(lambda: self.go_on.wait() and fn(*args, **kwargs))
+
+
+@pytest.mark.parametrize("nth", range(3))
+async def test_a_cancelled_start_leaves_nothing(scratch: Path, nth: int) -> None:
+    """Run directory, environment and supervisor are kept hold of while a thread makes them."""
+    runner = Holding(nth)
+    builder = LocalEnvBuilder({"sandbox": "none", "scratch_dir": scratch}, runner=runner)
+    starting = asyncio.ensure_future(builder.start(ContainerSpec()))
+    await runner.entered.wait()
+    starting.cancel()
+    done, _ = await asyncio.wait([starting], timeout=0.05)
+    runner.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not done
+    await builder.close()
+    runner.close()
+    assert run_directories(scratch) == []
+    assert telling("cmdline", scratch) == []
+
+
 async def test_a_killed_supervision_is_started_anew(plain: LocalEnvBuilder) -> None:
     """The death of the supervisor process ends no environment."""
     env = await plain.start(ContainerSpec())
+    assert plain._supervision is not None
     process = plain._supervision._process
     assert process is not None
     process.kill()
@@ -418,7 +519,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("sandbox", ["none", "bubblewrap"])
 async def test_no_process_outlives_a_killed_owner(scratch: Path, sandbox: str) -> None:
-    """After `kill -9` of the owner its processes end and the next builder sweeps its directory."""
+    """After `kill -9` of the owner its processes end and its directory is removed."""
     if sandbox == "bubblewrap" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     owner = await asyncio.create_subprocess_exec(
@@ -434,11 +535,20 @@ async def test_no_process_outlives_a_killed_owner(scratch: Path, sandbox: str) -
     await owner.wait()
     watch = f"while ls -l /proc/[0-9]*/cwd 2>/dev/null | grep -q {root}; do sleep 0.2; done"
     assert not (await env.execute(watch, timeout_s=20)).timed_out
+    watch = f"while test -e {root.parent}; do sleep 0.05; done"
+    assert not (await env.execute(watch, timeout_s=20)).timed_out
     await env.stop()
     await live.close()
+    assert run_directories(scratch) == []
 
+
+async def test_a_directory_without_owner_is_swept(scratch: Path) -> None:
+    """What owner and supervisor left, killed together, the next builder removes."""
+    dead = scratch / "agentflow-local-1-dead"
+    (dead / "env-1" / "work").mkdir(parents=True)
+    (dead / "owner.lock").touch()
     successor = LocalEnvBuilder({"sandbox": "none", "scratch_dir": scratch})
     async with await successor.start(ContainerSpec()):
-        assert root.parent not in run_directories(scratch)
+        assert dead not in run_directories(scratch)
     await successor.close()
     assert run_directories(scratch) == []

@@ -13,9 +13,11 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from agentflow.aio import shielded
 from agentflow.errors import CommandFailed, ConfigError, EnvDied, EnvStartFailed
 from agentflow.provider_config import parse_section
 from agentflow.runner import AsyncioRunner
+from agentflow.swe.environment.leftovers import end_leftovers, kill_leftovers
 from agentflow.swe.environment.local_config import LocalEnvConfig, SandboxChoice
 from agentflow.swe.environment.local_env import LocalEnv
 from agentflow.swe.environment.sandbox import (
@@ -23,6 +25,7 @@ from agentflow.swe.environment.sandbox import (
     Layout,
     NoSandbox,
     Sandbox,
+    can_limit_tmpfs,
     find_program,
 )
 from agentflow.swe.environment.scratch import PREFIX, RunDirectory, default_scratch
@@ -48,7 +51,7 @@ class LocalEnvBuilder:
         self._config = parse_section(LocalEnvConfig, subconf, kind="local environment")
         self._own_runner = AsyncioRunner()  # has no thread before it is used
         self._runner = self._own_runner if runner is None else runner
-        self._supervision = Supervision(self._runner)
+        self._supervision: Supervision | None = None
         self._lock = asyncio.Lock()
         self._sandbox: Sandbox | None = None
         self._run: RunDirectory | None = None
@@ -71,8 +74,10 @@ class LocalEnvBuilder:
     async def close(self) -> None:
         """End the supervisor and remove the run directory. Idempotent."""
         async with self._lock:
-            await self._supervision.close()
+            if self._supervision is not None:
+                await self._supervision.close()
             if self._run is not None:
+                await end_leftovers(self._run.path, self._runner)
                 run, self._run = self._run, None
                 await self._runner.to_thread(run.remove)
         self._own_runner.close()
@@ -81,12 +86,20 @@ class LocalEnvBuilder:
         if self._run is None:
             scratch = self._config.scratch_dir or default_scratch()
             with _start_failures_named(scratch):
-                self._run = await self._runner.to_thread(RunDirectory.create, scratch)
+                self._run = await shielded(self._make_run_directory(scratch))
         return self._run
+
+    async def _make_run_directory(self, scratch: Path) -> RunDirectory:
+        """Make it and keep hold of it, also when nobody waits for it any more."""
+        create = RunDirectory.create
+        self._run = run = await self._runner.to_thread(create, scratch, before=kill_leftovers)
+        self._supervision = Supervision(self._runner, directory=run.path)
+        return run
 
     def _env(
         self, sandbox: Sandbox, run: RunDirectory, spec: ContainerSpec, *, ident: str
     ) -> LocalEnv:
+        assert self._supervision is not None
         return LocalEnv(
             name=f"{self._config.name}-{run.path.name.removeprefix(PREFIX)}-{ident}",
             config=self._config,
@@ -101,7 +114,7 @@ class LocalEnvBuilder:
         """Make its directories and run a command. Leaves nothing when it raises."""
         try:
             with _start_failures_named(env.root):
-                await env.create()
+                await shielded(env.create())
             await env.execute("true", timeout_s=START_TIMEOUT_S, check=True)
         except (EnvDied, CommandFailed) as error:
             await env.stop()
@@ -145,6 +158,7 @@ class LocalEnvBuilder:
             pids_limit=self._config.pids_limit,
             shown=self._config.read_only_paths,
             hidden=(*self._config.hidden_paths, run.path.parent),
+            shm_bytes=await self._shm_bytes(bwrap),
         )
         probe = self._env(sandbox, run, ContainerSpec(), ident="probe")
         try:
@@ -153,6 +167,14 @@ class LocalEnvBuilder:
             return None, str(error)
         await probe.stop()
         return sandbox, ""
+
+    async def _shm_bytes(self, bwrap: str) -> int | None:
+        """Keep /dev/shm to the memory limit, where bubblewrap can."""
+        limit = self._config.memory_limit_bytes
+        if limit is not None and not await self._runner.to_thread(can_limit_tmpfs, bwrap):
+            log.warning("memory_limit_bytes: does not bind /dev/shm: needs bubblewrap 0.7 or newer")
+            return None
+        return limit
 
 
 @contextmanager

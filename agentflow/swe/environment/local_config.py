@@ -43,7 +43,8 @@ class LocalEnvConfig(BaseModel):
     network: bool = False
     """Whether a sandboxed command sees the network."""
     memory_limit_bytes: PositiveInt | None = None
-    """Address space of each single process (RLIMIT_AS), not of the whole command."""
+    """Address space of each single process (RLIMIT_AS), not of the whole command; in a sandbox also
+    the size of /dev/shm, if bubblewrap is 0.7 or newer."""
     pids_limit: PositiveInt | None = None
     """Processes of one command; needs bubblewrap and a user other than root."""
     read_only_paths: tuple[Path, ...] = ()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentflow.errors import CommandFailed, ContainerKilled, EnvDied
 from agentflow.swe.environment import confined
-from agentflow.swe.environment.sandbox import Layout, NoSandbox, Sandbox, locate, search_path
+from agentflow.swe.environment.leftovers import MARK, end_leftovers
+from agentflow.swe.environment.sandbox import Layout, Sandbox, locate, search_path
 from agentflow.swe.environment.scratch import remove_tree
 from agentflow.swe.environment.supervision import Call, Launch, Outcome, Supervision
 from agentflow.swe.environment.supervisor import CANNOT_RUN
@@ -136,6 +137,7 @@ class LocalEnv:
         self._stopped = True
         for call in list(self._calls):
             await call.end()
+        await self._end_leftovers()
         await self._runner.to_thread(remove_tree, self._layout.root)
 
     async def __aenter__(self) -> Self:
@@ -169,7 +171,7 @@ class LocalEnv:
             limits["RLIMIT_AS"] = self._config.memory_limit_bytes
         return Launch(
             argv=program.argv,
-            env={**self._variables, **env},
+            env={**self._variables, **env, **self._mark()},
             cwd=program.cwd,
             script=program.script,
             wants_status=program.wants_status,
@@ -194,7 +196,20 @@ class LocalEnv:
         finally:
             if call.ended.is_set():
                 self._calls.discard(call)
-        return call.outcome()
+        outcome = call.outcome()
+        if outcome is None and not self._calls:  # else its leftovers die at the end of the others
+            await self._end_leftovers()
+        return outcome
+
+    def _mark(self) -> dict[str, str]:
+        if self._sandbox.contains_processes:
+            return {}
+        return {MARK: os.fspath(self._layout.root)}
+
+    async def _end_leftovers(self) -> None:
+        """Kill what lost its supervisor, which from within a sandbox nothing can."""
+        if not self._sandbox.contains_processes:
+            await end_leftovers(self._layout.root, self._runner)
 
     def _result(self, outcome: Outcome | None) -> CommandResult:
         if self._stopped:
@@ -219,7 +234,7 @@ class LocalEnv:
     def _lost(self) -> CommandResult:
         """Its supervisor was killed, which from within a sandbox no command can do."""
         message = "the command's supervisor was killed; its output is lost"
-        if not isinstance(self._sandbox, NoSandbox):
+        if self._sandbox.contains_processes:
             raise EnvDied(f"{self._name}: {message}")
         return CommandResult(exit_code=KILLED, output=f"{message}\n".encode())
 

@@ -1,13 +1,14 @@
 """What stands between a command and the machine: bubblewrap, or nothing.
 
 Both say how a shell command becomes a program to start, and where the paths that a command sees
-really are. Pure but for looking at the file system.
+really are. Pure but for looking at the file system and asking bubblewrap what it can do.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -80,6 +81,8 @@ class Sandbox(Protocol):
     """How commands are started and where their paths lead."""
 
     name: str
+    contains_processes: bool
+    """Whether a command's processes die with its supervisor, which none of them can kill."""
 
     def paths(self, layout: Layout) -> dict[str, Path]:
         """Real places of the directories that belong to the environment, as commands see them."""
@@ -110,6 +113,7 @@ class NoSandbox:
     """A plain subprocess; the repository is where it really is."""
 
     name = "none"
+    contains_processes = False
 
     def __init__(self, *, bash: str) -> None:
         self._bash = bash
@@ -150,6 +154,7 @@ class Bubblewrap:
     """
 
     name = "bubblewrap"
+    contains_processes = True
 
     def __init__(
         self,
@@ -160,18 +165,23 @@ class Bubblewrap:
         pids_limit: int | None = None,
         shown: Iterable[Path] = (),
         hidden: Iterable[Path] = (),
+        shm_bytes: int | None = None,
     ) -> None:
+        """`shm_bytes` is the size of /dev/shm; None is the kernel's, half of all memory."""
         self._bash = bash
         self._pids_limit = pids_limit
         self._shown = _outermost([*map(Path, SYSTEM_PATHS), *_python_paths(), *shown])
         self._base = [bwrap, "--unshare-all", *(["--share-net"] if network else [])]
         self._base += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         self._base += ["--json-status-fd", str(STATUS_FD), "--proc", "/proc", "--dev", "/dev"]
+        self._base += [] if shm_bytes is None else ["--size", str(shm_bytes)]
+        self._base += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108  # inside
         for path in KERNEL_PATHS:
             self._base += ["--ro-bind-try", path, path]
         self._system = [arg for path in self._shown for arg in _show(path)]
         for path in filter(os.path.exists, SECRET_FILES):
             self._system += ["--ro-bind", os.devnull, path]
+        self._read_only = ["--remount-ro", "/"]
         self._hide(hidden)
 
     def _hide(self, hidden: Iterable[Path]) -> None:
@@ -179,6 +189,7 @@ class Bubblewrap:
         for path in (tasks, *hidden):
             if any(path.is_relative_to(shown) for shown in self._shown) and path.is_dir():
                 self._system += ["--tmpfs", os.fspath(path)]
+                self._read_only += ["--remount-ro", os.fspath(path)]
 
     def paths(self, layout: Layout) -> dict[str, Path]:
         """Places of the three directories that last between commands."""
@@ -198,7 +209,7 @@ class Bubblewrap:
         workdir = ("--bind", os.fspath(paths.pop(layout.workdir)), layout.workdir)
         own = [arg for at, path in paths.items() for arg in ("--bind", os.fspath(path), at)]
         inner, script = shell(self._bash, command)
-        argv = [*self._base, *own, *self._system, *workdir, "--remount-ro", "/"]
+        argv = [*self._base, *own, *self._system, *workdir, *self._read_only]
         argv += ["--chdir", cwd, "--", *self._pids(), *inner]
         return Program(argv=argv, cwd="/", script=script, wants_status=True)
 
@@ -223,6 +234,12 @@ class Bubblewrap:
         if self._pids_limit is None:
             return []
         return [self._bash, "-c", 'ulimit -u "$0" && exec "$@"', str(self._pids_limit)]
+
+
+def can_limit_tmpfs(bwrap: str) -> bool:
+    """Whether this bubblewrap, 0.7 or newer, knows `--size`. Blocking; it takes milliseconds."""
+    told = subprocess.run([bwrap, "--help"], capture_output=True, check=False)
+    return b"--size" in told.stdout + told.stderr
 
 
 def shell(bash: str, command: str) -> tuple[list[str], str | None]:

@@ -3,6 +3,9 @@
 A run directory belongs to one builder, which holds a lock on it for as long as its process
 lives; the kernel lets go of the lock at any death. A sweep therefore removes exactly the run
 directories whose lock can be had. Blocking: called off the loop.
+
+Standard library only, for it is a program as well: `python -I -S scratch.py DIRECTORY` removes the
+run directory of a dead owner.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ import logging
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +44,18 @@ class RunDirectory:
         self._lock: int | None = lock
 
     @classmethod
-    def create(cls, scratch: Path) -> RunDirectory:
-        """Sweep `scratch`, then make a new run directory in it. Raises OSError."""
+    def create(
+        cls, scratch: Path, *, before: Callable[[Path], object] = lambda _: None
+    ) -> RunDirectory:
+        """Sweep `scratch`, then make a new run directory in it. Raises OSError.
+
+        `before` is called with each directory that the sweep is about to remove.
+        """
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         if scratch == default_scratch() and scratch.stat().st_uid != os.getuid():
             raise PermissionError(f"{scratch} belongs to another user")
         with _locked(scratch / SWEEP_LOCK):
-            sweep(scratch)
+            sweep(scratch, before=before)
             path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=scratch))
             try:
                 lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -65,12 +74,19 @@ class RunDirectory:
         remove_tree(self.path)
 
 
-def sweep(scratch: Path) -> None:
+def sweep(scratch: Path, *, before: Callable[[Path], object]) -> None:
     """Remove the run directories of dead owners; the caller holds the sweep lock."""
     for path in scratch.glob(f"{PREFIX}*"):
         if path.is_dir() and not path.is_symlink() and _is_ownerless(path):
             log.info("removing %s: its owner is dead", path)
+            before(path)
             remove_tree(path)
+
+
+def remove_ownerless(path: Path) -> None:
+    """Remove a run directory unless somebody holds its lock, whom a sweep leaves to it."""
+    with suppress(OSError), _locked(path / LOCK, wait=False):
+        remove_tree(path)
 
 
 def remove_tree(path: Path) -> None:
@@ -162,3 +178,7 @@ def _unlink_files(directory: int) -> list[str]:
         else:
             os.unlink(name, dir_fd=directory)
     return directories
+
+
+if __name__ == "__main__":
+    remove_ownerless(Path(sys.argv[1]))

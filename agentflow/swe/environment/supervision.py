@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentflow.swe.environment.supervisor import KILL_PATIENCE_S, LENGTH
+from agentflow.aio import shielded
+from agentflow.swe.environment.supervisor import FAREWELL, KILL_PATIENCE_S, LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,8 +146,10 @@ class Call(asyncio.Protocol):
 class Supervision:
     """Starts the supervisor on first use, and anew when it has died."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, directory: Path) -> None:
+        """`directory` is removed by the supervisor if its owner dies without `close`."""
         self._runner = runner
+        self._directory = directory
         self._lock = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -173,12 +176,12 @@ class Supervision:
     async def _hand_over(self, link: socket.socket) -> None:
         async with self._lock:
             if self._control is None:
-                await self._start()
+                await shielded(self._start())
             try:
                 self._send(link)
             except OSError:  # it was killed since the last command
                 await self._let_go()
-                await self._start()
+                await shielded(self._start())
                 self._send(link)
 
     def _send(self, link: socket.socket) -> None:
@@ -186,10 +189,13 @@ class Supervision:
         socket.send_fds(self._control, [b"+"], [link.fileno()])
 
     async def _start(self) -> None:
+        """Start it; not to be cut short, because its thread uses the socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = await self._runner.to_thread(_spawn, theirs.fileno())
+                self._process = await self._runner.to_thread(
+                    _spawn, theirs.fileno(), self._directory
+                )
             except BaseException:
                 ours.close()
                 raise
@@ -197,6 +203,8 @@ class Supervision:
 
     async def _let_go(self) -> None:
         if self._control is not None:
+            with suppress(OSError):  # it was killed, or does not listen
+                self._control.send(FAREWELL, socket.MSG_DONTWAIT)
             self._control.close()
             self._control = None
         if self._process is not None:
@@ -204,10 +212,10 @@ class Supervision:
             await self._runner.to_thread(_await_exit, process)
 
 
-def _spawn(control: int) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", os.fspath(PROGRAM), str(control)]
+def _spawn(control: int, directory: Path) -> subprocess.Popen[bytes]:
+    python = [sys.executable, "-I", "-S", "-X", "utf8"]
     return subprocess.Popen(
-        argv,
+        [*python, os.fspath(PROGRAM), str(control), os.fspath(directory)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd="/",

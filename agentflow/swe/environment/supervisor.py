@@ -1,7 +1,8 @@
 """The process that runs commands and leaves none of their processes behind.
 
-A program of its own, standard library only: `python -I -S supervisor.py FD`, where FD is a
-seqpacket socket to the owner. Each message on it carries one socket; a forked worker reads a
+A program of its own, standard library only: `python -I -S supervisor.py FD DIRECTORY`, where FD
+is a seqpacket socket to the owner and DIRECTORY the owner's run directory, which is removed if the
+owner dies without a farewell. Each message carries one socket; a forked worker reads a
 request from that socket, runs it, and answers with one frame. Never trusts the command: nothing
 of it can reach those sockets.
 
@@ -54,6 +55,12 @@ KILL_PATIENCE_S = 10.0
 
 CANNOT_RUN = 126
 """The shell's exit code for a command that is there and cannot be run."""
+
+FAREWELL = b"."
+"""The owner's last message; a hang-up without one is its death."""
+
+SCRATCH_PROGRAM = Path(__file__).with_name("scratch.py")
+"""Removes a run directory whose owner is dead."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -361,9 +368,10 @@ class Nursery:
         self._owner = open_owner()
         self._workers: set[int] = set()
         self._orphaned = False
+        self._dismissed = False
 
-    def serve(self) -> None:
-        """Run until the owner hangs up or dies, then see every worker out."""
+    def serve(self) -> bool:
+        """Run until the owner hangs up or dies, then see every worker out; True if it died."""
         become_subreaper()
         wake = wake_on_child()
         self._accept_all(wake)
@@ -372,6 +380,13 @@ class Nursery:
             select.select([wake], [], [], left)
             drain(wake)
         kill_descendants(self._take_dead, spare=set())
+        return not self._dismissed and self._owner_is_dead()
+
+    def _owner_is_dead(self) -> bool:
+        """Whether it is, or soon will be: a dying process hangs up before it is dead."""
+        if self._owner is None:
+            return False
+        return bool(select.select([self._owner], [], [], KILL_PATIENCE_S)[0])
 
     def _accept_all(self, wake: int) -> None:
         poller = select.poll()
@@ -410,7 +425,8 @@ class Nursery:
     def _accept(self) -> bool:
         """Fork a worker for the next request; False when there will be none."""
         message, fds, _, _ = socket.recv_fds(self._control, 1, 1)
-        if not message:
+        if not fds:
+            self._dismissed = message == FAREWELL
             return False
         os.set_inheritable(fds[0], False)
         pid = os.fork()
@@ -438,5 +454,12 @@ def open_owner() -> int | None:
         return None
 
 
+def main(control: str, directory: str) -> None:
+    """Serve, then become the program that removes what a dead owner left."""
+    if Nursery(socket.socket(fileno=int(control))).serve():
+        python = [sys.executable, "-I", "-S", "-X", "utf8"]
+        os.execv(sys.executable, [*python, os.fspath(SCRATCH_PROGRAM), directory])  # noqa: S606  # this Python
+
+
 if __name__ == "__main__":
-    Nursery(socket.socket(fileno=int(sys.argv[1]))).serve()
+    main(*sys.argv[1:])
