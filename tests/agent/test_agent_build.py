@@ -272,5 +272,11 @@ def test_without_the_library_one_error_says_how_to_get_it(tmp_path: Path) -> Non
     done = _python(code, tmp_path)
 
     assert done.returncode == 1
-    assert 'pip install "agentflow-rl[mini]"' in done.stderr.splitlines()[-1]
+    assert "pip install --no-deps 'mini-swe-agent>=2.4.6,<2.5'" in done.stderr.splitlines()[-1]
     assert "make setup" in done.stderr.splitlines()[-1]
+
+
+def test_an_agent_is_bounded_unless_told_otherwise() -> None:
+    """The library's default knows no bound on turns; ours does, and 0 takes it away."""
+    assert MiniSWEAgentBuilder({}).config.step_limit == 100
+    assert MiniSWEAgentBuilder({"step_limit": 0}).config.step_limit == 0
