@@ -178,7 +178,7 @@ def task_file(tmp_path: Path, **row: Any) -> Path:
     return file
 
 
-@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize("how", ["run", "run --dry-run"])
 @pytest.mark.parametrize(
     ("row", "args", "said"),
     [
@@ -191,7 +191,7 @@ def task_file(tmp_path: Path, **row: Any) -> Path:
     ],
 )
 def test_a_task_whose_repository_cannot_be_had_is_bad_input(
-    tmp_path: Path, row: dict[str, Any], args: tuple[str, ...], said: str, more: tuple[str, ...]
+    tmp_path: Path, *, row: dict[str, Any], args: tuple[str, ...], said: str, how: str
 ) -> None:
     """The row is named before the run directory is touched, by a dry run too."""
     pytest.importorskip("minisweagent")
@@ -199,7 +199,7 @@ def test_a_task_whose_repository_cannot_be_had_is_bad_input(
         pytest.importorskip("docker")
     file, out = task_file(tmp_path, **row), tmp_path / "run"
     options = ("--tasks", str(file), "--engine", "scripted:noop", "--out", str(out))
-    code, _, err = agentflow("run", *options, *args, *more)
+    code, _, err = agentflow(*how.split(), *options, *args)
     assert code == 2
     assert f"error: {file}: o__r-1: " in err
     assert said in err

@@ -349,7 +349,7 @@ async def test_checking_raises_what_a_run_would_and_touches_nothing(tmp_path: Pa
     assert await rollout(good).check() == 6
     assert not (tmp_path / "run").exists()
     bad = parts.make_config(tmp_path / "run", environment={"init_fails": True})
-    with pytest.raises(ConfigError, match="environment '.*EnvBuilder': OSError: no engine"):
+    with pytest.raises(ConfigError, match=r"environment '.*EnvBuilder': OSError: no engine"):
         await rollout(bad).check()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
