@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agentflow.types import SamplingParams
 
@@ -93,6 +101,19 @@ def _named(name: str) -> dict[str, Any]:
     return {"name": name}
 
 
+DEFAULT_PROVIDERS = {
+    "agent": "action_level_minisweagent",
+    "environment": "local",
+    "runtime": "swe",
+}
+"""The provider that a section of `flow` means when it gives keys and no `name`."""
+
+
+def with_default_name(section: str, value: Any) -> Any:
+    """Give a section of `flow` its default provider where it is a mapping that names none."""
+    return {"name": DEFAULT_PROVIDERS[section], **value} if isinstance(value, dict) else value
+
+
 class RolloutConfig(Section):
     """How many episodes run, and by which executor."""
 
@@ -154,14 +175,24 @@ class FlowConfig(Section):
     """A built-in flow, or `package.module:function`, or `path/file.py:function`."""
     python_path: StrList = ()
     """Folders in which your own flow and providers are looked for, before all others."""
-    agent: dict[str, Any] = Field(default_factory=lambda: _named("minisweagent"))
-    """`name`, and that agent's own keys."""
-    environment: dict[str, Any] = Field(default_factory=lambda: _named("local"))
+    agent: dict[str, Any] = Field(default_factory=lambda: _named(DEFAULT_PROVIDERS["agent"]))
+    """`name`, and that agent's own keys. `action_level_minisweagent` is driven action by action and
+    its trajectory written after each; `minisweagent` runs whole and its trajectory is written at
+    the end of the episode."""
+    environment: dict[str, Any] = Field(
+        default_factory=lambda: _named(DEFAULT_PROVIDERS["environment"])
+    )
     """`name`, and that environment's own keys."""
-    runtime: dict[str, Any] = Field(default_factory=lambda: _named("swe"))
+    runtime: dict[str, Any] = Field(default_factory=lambda: _named(DEFAULT_PROVIDERS["runtime"]))
     """`name`, and that runtime's own keys."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Free keys for a flow of your own; the built-in ones take none."""
+
+    @field_validator(*DEFAULT_PROVIDERS, mode="before")
+    @classmethod
+    def _names_a_provider(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        return with_default_name(info.field_name, value)
 
 
 class AgentflowConfig(Section):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from agentflow.config import AgentflowConfig, FlowConfig
+from agentflow.config import AgentflowConfig, FlowConfig, with_default_name
 from agentflow.config_yaml import Path, parse_scalar, parse_yaml
 from agentflow.errors import ConfigError
 from agentflow.policies import build_policy
@@ -265,16 +265,16 @@ def _policy_problems(sources: Sources) -> Iterator[Problem]:
 def _provider_problems(
     sources: Sources, flow: Mapping[str, Any], section: str
 ) -> Iterator[Problem]:
-    subconf = flow[section]
+    subconf = with_default_name(section, flow[section])
     if not isinstance(subconf, dict):
         return
-    if not isinstance(subconf.get("name"), str):
-        path: Path = ("flow", section, "name") if "name" in subconf else ("flow", section)
+    if not isinstance(subconf["name"], str):
         known = ", ".join(sorted(BUILTIN_PROVIDERS[section]))
-        yield _at(sources, path, f"needs a `name` (built in: {known}; or your own)")
+        message = f"{subconf['name']!r} is no name (built in: {known}; or your own)"
+        yield _at(sources, ("flow", section, "name"), message)
         return
     try:
-        cls = import_provider(flow, section)
+        cls = import_provider({**flow, section: subconf}, section)
     except ConfigError as error:
         yield _at(sources, ("flow", section, "name"), error)
         return

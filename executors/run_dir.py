@@ -80,6 +80,7 @@ class RunDir:
         self._samples: LineFile | None = None
         self._run: dict[str, Any] = {}
         self._predictions: dict[int, dict[str, dict[str, Any]]] = {}
+        self._made: list[Path] = []
 
     @property
     def is_ours(self) -> bool:
@@ -109,19 +110,36 @@ class RunDir:
         """Create the directory, take its lock, and write run.json and config.yaml.
 
         `model` is the name under which predictions are filed. Raises ConfigError when the directory
-        cannot be this run's, OutputError when the disk is full.
+        cannot be this run's, OutputError when the disk is full; what it made is then gone again.
         """
         self.check()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
-            for folder in ("tokens", "trajectories", "logs"):
-                (self.path / folder).mkdir()
-        except OSError as error:
-            self.close()
-            raise ConfigError(
-                f"run.out: {self.path} cannot be written: {error.strerror}"
-            ) from error
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._undo)
+            try:
+                self._make_folders()
+            except OSError as error:
+                raise ConfigError(
+                    f"run.out: {self.path} cannot be written: {error.strerror}"
+                ) from error
+            self._write_first_files(config, argv=argv, model=model)
+            undo.pop_all()
+
+    def _make_folders(self) -> None:
+        folders = (self.path, *self.path.parents)
+        missing = [folder for folder in folders if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            self._made.append(folder)
+        self._take_lock()
+        for name in ("tokens", "trajectories", "logs"):
+            (self.path / name).mkdir()
+            self._made.append(self.path / name)
+
+    def _write_first_files(
+        self, config: AgentflowConfig, *, argv: Sequence[str], model: str
+    ) -> None:
+        names = (_RESERVE, "run.json", "config.yaml", "samples.jsonl")
+        self._made += [self.path / name for name in names]
         self._run = {
             "schema": SCHEMA,
             "status": RunStatus.RUNNING,
@@ -142,12 +160,23 @@ class RunDir:
         self._samples = LineFile(self.path / "samples.jsonl")
 
     def _take_lock(self) -> None:
-        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise ConfigError(f"run.out: {self.path} is in use by another run") from error
+        """Lock the directory, and look at what is in it once more.
+
+        A lock file is removed by its holder alone, so it may be gone by the time that it is ours:
+        then the next one decides.
+        """
+        lock = self.path / _LOCK
+        while self._lock is None:
+            held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(held)
+                raise ConfigError(f"run.out: {self.path} is in use by another run") from error
+            if lock.exists() and os.path.samestat(os.fstat(held), lock.stat()):
+                self._lock = held
+            else:
+                os.close(held)
         self.check()
 
     def close(self) -> None:
@@ -155,8 +184,20 @@ class RunDir:
         if self._samples is not None:
             self._samples.close()
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                (self.path / _LOCK).unlink()
             os.close(self._lock)
             self._lock = None
+
+    def _undo(self) -> None:
+        """Remove what a failed `open` made, and nothing of anybody else's."""
+        inside = [path for path in self._made if path.parent == self.path]
+        for path in inside:
+            _remove(path)
+        self.close()
+        for path in reversed([path for path in self._made if path not in inside]):
+            _remove(path)
+        self._made.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +223,11 @@ class RunDir:
         assert self._samples is not None, "open the run directory first"
         write_atomic(self.path / tokens_name(sample.episode.key), token_archive(sample))
         option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-        self._samples.append(orjson.dumps(sample_row(sample), default=str, option=option))
+        trajectory: str | None = trajectory_name(sample.episode)
+        if not (self.path / str(trajectory)).exists():  # it never had an agent that could tell it
+            trajectory = None
+        row = sample_row(sample, trajectory=trajectory)
+        self._samples.append(orjson.dumps(row, default=str, option=option))
         self._predict(sample)
 
     def _predict(self, sample: RolloutSample) -> None:
@@ -224,3 +269,12 @@ class RunDir:
     def _timestamp(self) -> str:
         wall = dt.datetime.fromtimestamp(self._runner.wall_time(), tz=dt.UTC)
         return wall.isoformat(timespec="milliseconds")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or an empty folder, if it is there and can be."""
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()

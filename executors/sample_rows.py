@@ -20,8 +20,8 @@ def trajectory_name(episode: EpisodeId) -> str:
     return f"trajectories/{slug}.{episode.replica_index}.{episode.key}.traj.json"
 
 
-def sample_row(sample: RolloutSample) -> dict[str, Any]:
-    """Give an ended sample as samples.jsonl has it."""
+def sample_row(sample: RolloutSample, *, trajectory: str | None = None) -> dict[str, Any]:
+    """Give an ended sample as samples.jsonl has it; `trajectory` is its file, where it has one."""
     facts, ending = sample.facts, sample.ending
     assert ending is not None
     return {
@@ -52,5 +52,5 @@ def sample_row(sample: RolloutSample) -> dict[str, Any]:
         "patch": facts.patch,
         "verdict": facts.verdict,
         "tokens": tokens_name(sample.episode.key),
-        "trajectory": trajectory_name(sample.episode),
+        "trajectory": trajectory,
     }

@@ -40,7 +40,7 @@ from executors.summary import Summary
 from executors.termination import classify
 from executors.token_meter import MeteredModel
 from executors.weight_sync import WeightSync
-from executors.wiring import build_engine, make_samples, require, select_tasks
+from executors.wiring import build_engine, make_samples, require, runnable_tasks
 from executors.worker import RolloutWorker
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Rollout:
         argv: Sequence[str] = (),
         watcher: Watcher | None = None,
         make_engine: EngineMaker = build_engine,
-        load_tasks: TaskLoader = select_tasks,
+        load_tasks: TaskLoader = runnable_tasks,
     ) -> None:
         """`argv` is repeated in run.json. Raises ConfigError when a needed value is missing."""
         require(config)
@@ -120,11 +120,7 @@ class Rollout:
         """Roll out every sample. Raises ConfigError, RolloutFailed; cancelling ends it cleanly."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._runner.close)
-            self.dir.check()
-            tasks = self._load_tasks(self._config)
-            self._samples = make_samples(tasks, replicas=self._config.run.n)
-            self.summary.planned = len(self._samples)
-            access = self._make_engine(self._config, tasks)
+            access = self._plan()
             engine, meter = access.engine, MeteredModel(access.engine)
             stack.push_async_callback(self._on_flow_worker, meter.close)
             reach = partial(reach_engine, meter, url=str(self._config.engine.url))
@@ -142,6 +138,21 @@ class Rollout:
             await self._drive(_beside(worker.run_here, rehearsal), coordinator, meter, events)
         return self.summary
 
+    async def check(self) -> int:
+        """Raise what `run` would, and touch nothing; return the number of episodes planned.
+
+        The engine is made and not asked for anything.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._runner.close)
+            access = self._plan()
+            stack.push_async_callback(self._on_flow_worker, access.engine.close)
+            events, coordinator = JsonlEvents(self.dir.path, self._runner), self._coordinator()
+            flow = self._load_flow(access, events, coordinator)
+            stack.push_async_callback(self._on_flow_worker, flow.close)
+            self._rehearsal(self._worker(flow, coordinator, access), access.engine, events)
+        return self.summary.planned
+
     def abandon(self) -> None:
         """Say in run.json that the run was interrupted; for a process about to exit at once."""
         if not self.dir.is_ours:
@@ -150,6 +161,13 @@ class Rollout:
             self.dir.mark(RunStatus.INTERRUPTED, error="ended before its environments were removed")
 
     # --- parts --------------------------------------------------------------------------------
+
+    def _plan(self) -> EngineAccess:
+        self.dir.check()
+        tasks = self._load_tasks(self._config)
+        self._samples = make_samples(tasks, replicas=self._config.run.n)
+        self.summary.planned = len(self._samples)
+        return self._make_engine(self._config, tasks)
 
     def _coordinator(self) -> DataCoordinator:
         coordinator = DataCoordinator(

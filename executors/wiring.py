@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from agentflow.engine.rids import RidFactory
 from agentflow.engine.turns import EngineAccess
 from agentflow.errors import ConfigError
-from agentflow.registry import did_you_mean
+from agentflow.registry import BUILTIN_FLOW, did_you_mean
+from agentflow.swe import BUILTIN_PROVIDERS
 from agentflow.types import EpisodeId, RolloutSample
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from agentflow.protocols import Model
 
 SCRIPTED = "scripted:"
+
+_TOLD = 5
+"""Tasks or episodes that a message names, when all of them are wrong in the same way."""
 
 
 def require(config: AgentflowConfig) -> None:
@@ -61,6 +65,34 @@ def select_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:
     return tasks
 
 
+def runnable_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:
+    """`select_tasks`, each of which can be bootstrapped. Raises ConfigError."""
+    tasks = select_tasks(config)
+    check_sources(config, tasks)
+    return tasks
+
+
+def check_sources(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the built-in runtime will find every task's repository. Touches nothing.
+
+    Raises ConfigError that names the tasks and what would be right.
+    """
+    from agentflow.swe.tasks.source_check import source_problem  # noqa: PLC0415  # as above
+
+    flow = config.flow
+    if flow.name not in BUILTIN_FLOW or flow.runtime["name"] not in BUILTIN_PROVIDERS["runtime"]:
+        return  # where a repository comes from is the user's own matter
+    faults = [
+        f"{config.tasks.source}: {task['instance_id']}: {fault}"
+        for task in tasks
+        if (fault := source_problem(task, flow.environment)) is not None
+    ]
+    if len(faults) > _TOLD:
+        faults[_TOLD:] = [f"{config.tasks.source}: and {len(faults) - _TOLD} more tasks like these"]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
 def make_samples(tasks: Sequence[Mapping[str, Any]], *, replicas: int) -> list[RolloutSample]:
     """Issue every task `replicas` times, the replicas of one task side by side."""
     return [
@@ -84,12 +116,22 @@ def build_engine(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) ->
     url = config.engine.url
     assert url is not None
     if url.startswith(SCRIPTED):
+        _check_recording(url, make_samples(tasks, replicas=config.run.n))
         engine = _scripted(url, tasks, folder=folder)
     else:
         engine = _sglang(config.engine, url)
     return EngineAccess(
         engine=engine, renderer=renderer, rids=RidFactory(), sampling=config.sampling.params()
     )
+
+
+def rehearse_engine(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) -> EngineAccess:
+    """Do what `build_engine` does without fetching anything: solutions not at hand are left out.
+
+    Raises ConfigError.
+    """
+    at_hand = [task for task in tasks if task.get("patch")]
+    return build_engine(config, at_hand if _knows_solutions(str(config.engine.url)) else tasks)
 
 
 def _model_folder(config: EngineConfig) -> ModelFolder:
@@ -109,8 +151,29 @@ def _scripted(url: str, tasks: Sequence[Mapping[str, Any]], *, folder: ModelFold
     )
     from agentflow.swe.tasks import with_oracles  # noqa: PLC0415  # may fetch releases
 
-    knows_solutions = url.startswith(("scripted:oracle", "scripted:noisy"))
-    return scripted_engine(url, with_oracles(tasks) if knows_solutions else tasks, folder=folder)
+    rows = with_oracles(tasks) if _knows_solutions(url) else tasks
+    return scripted_engine(url, rows, folder=folder)
+
+
+def _knows_solutions(url: str) -> bool:
+    return url.startswith(("scripted:oracle", "scripted:noisy"))
+
+
+def _check_recording(url: str, samples: Sequence[RolloutSample]) -> None:
+    """Refuse to play a run back that does not hold every episode. Raises ConfigError."""
+    from agentflow.engine.recorded_script import missing_records  # noqa: PLC0415  # as above
+    from agentflow.engine.scripted_spec import POLICIES  # noqa: PLC0415  # as above
+
+    what = url.removeprefix(SCRIPTED)
+    if not what or what.partition(":")[0] in POLICIES or not (run_dir := Path(what)).is_dir():
+        return  # a policy, or what `scripted_engine` will refuse
+    missing = missing_records(run_dir, [sample.episode for sample in samples])
+    if missing:
+        names = ", ".join(map(str, missing[:_TOLD])) + (", …" if len(missing) > _TOLD else "")
+        raise ConfigError(
+            f"engine.url: {url!r} did not record {len(missing)} of the {len(samples)} episodes:"
+            f" {names}; play it back with the tasks and the --n of the recorded run"
+        )
 
 
 def _sglang(config: EngineConfig, url: str) -> Model:

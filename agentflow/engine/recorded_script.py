@@ -19,16 +19,21 @@ from agentflow.engine.scripted import Continuation
 from agentflow.errors import ConfigError, EngineRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from agentflow.engine.recorded_tokens import RecordedTokens
-    from agentflow.types import GenerationRequest
+    from agentflow.types import EpisodeId, GenerationRequest
 
 _CACHED_EPISODES: Final = 256
 """Records kept in memory: as many as run at once on one engine, about 1 MB each at the most."""
+
+
+def missing_records(run_dir: Path, episodes: Iterable[EpisodeId]) -> list[EpisodeId]:
+    """Give those of `episodes` whose tokens a run directory does not hold."""
+    return [one for one in episodes if not (run_dir / tokens_name(one.key)).is_file()]
 
 
 class RecordedScript:

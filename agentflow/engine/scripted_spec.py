@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentflow.engine.scripted import Script, ScriptedSettings
 
 PREFIX: Final = "scripted:"
-_NAMES: Final = ("oracle", "noop", "noisy")
+POLICIES: Final = ("oracle", "noop", "noisy")
 
 
 def scripted_engine(
@@ -75,7 +75,7 @@ def _seed(text: str) -> int:
 
 
 def _unknown(spec: str, what: str) -> str:
-    close = difflib.get_close_matches(what.partition(":")[0], _NAMES, n=1)
+    close = difflib.get_close_matches(what.partition(":")[0], POLICIES, n=1)
     hint = f"; did you mean scripted:{close[0]}?" if close else ""
     return (
         f"engine {spec!r}: {what!r} is neither a policy nor the directory of a recorded run{hint} "

@@ -8,6 +8,7 @@ failures become the state's `ending` here; anything else is a bug and propagates
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     )
     from agentflow.types import EpisodeId, RolloutSample
 
+logger = logging.getLogger(__name__)
+
 
 class SWEAgentFlow:
     """The steps of an episode: generate, act, finalize, reward, project (`AgentFlow`)."""
@@ -93,8 +96,12 @@ class SWEAgentFlow:
         if isinstance(partial, SWESample):  # its environment is gone: only files carry over
             write_off(partial, sample)
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
-        with boundary(PreprocessFailed):
-            return await self._runner.to_thread(self._build, sample)
+        try:
+            with boundary(PreprocessFailed):
+                return await self._runner.to_thread(self._build, sample)
+        except PreprocessFailed as exc:
+            _log(sample.episode, exc)
+            raise
 
     def _resume(self, partial: SWESample, attempt: int) -> SWESample:
         assert partial.model is not None
@@ -175,6 +182,7 @@ class SWEAgentFlow:
             sample.m.rollout.result = SWERolloutResult.EXCEED if limit else SWERolloutResult.FAILURE
             return PartialRolloutState(status=StepStatus.TERMINATED, ending=ending)
         self._events.emit("failed", sample.episode, cause=ending.cause, message=ending.message)
+        _log(sample.episode, exc)
         return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
 
     async def _start(self, sample: SWESample) -> PartialRolloutState:
@@ -262,6 +270,7 @@ class SWEAgentFlow:
                 with boundary(DiffFailed):
                     await _runtime(sample).diff(env)
         except EpisodeError as exc:
+            _log(sample.episode, exc)
             sample.m.rollout.ending = exc.ending()
         finally:
             await self._stop_env(sample)
@@ -284,6 +293,7 @@ class SWEAgentFlow:
         try:
             await self._judge(sample)
         except EpisodeError as exc:
+            _log(sample.episode, exc)
             rollout.ending = Ending(cause=Cause.EVAL_FAILED, phase="eval", message=str(exc))
             sample.reward = 0.0
         rollout.reward_s = self._runner.now() - began
@@ -334,6 +344,11 @@ class SWEAgentFlow:
             await shielded(env.stop())
         self._envs.clear()
         await self.env.close()
+
+
+def _log(episode: EpisodeId, exc: EpisodeError) -> None:
+    """Keep where a failure arose: the sample carries its message alone."""
+    logger.info("%s failed: %s", episode, exc.ending().cause, exc_info=exc)
 
 
 def aborted_generation(message: str) -> PartialRolloutState:

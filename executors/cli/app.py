@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from executors.cli.exits import HELP, told_in_one_line
 from executors.cli.simulate import simulate_command
 from executors.session import Rollout
 from executors.versions import versions
-from executors.wiring import select_tasks
+from executors.wiring import rehearse_engine, select_tasks
 
 app = typer.Typer(
     name="agentflow",
@@ -83,7 +84,9 @@ def run(  # noqa: PLR0913  # one parameter an option
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the resolved configuration and the plan; run nothing."
+            "--dry-run",
+            help="Check everything but the engine's answer, print the resolved configuration and"
+            " the plan; run nothing.",
         ),
     ] = False,
     debug: Debug = False,
@@ -103,7 +106,8 @@ def run(  # noqa: PLR0913  # one parameter an option
     with told_in_one_line(debug=debug):
         resolved = load_config(config, options=options, assignments=assignments or ())
         if dry_run:
-            report.print_plan(resolved)
+            planned = asyncio.run(Rollout(resolved, make_engine=rehearse_engine).check())
+            report.print_plan(resolved, episodes=planned)
             return
         watcher = report.make_watcher()
         rollout = Rollout(resolved, argv=sys.argv, watcher=watcher)

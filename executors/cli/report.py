@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from executors.wiring import require, select_tasks
+from agentflow.types import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 50
 """A longer table is no longer read; samples.jsonl has them all."""
+
+_REASON_LENGTH = 400
+"""Characters of an episode's reason; a failed command may bring its whole output."""
 
 _PLAIN_WIDTH = 120
 """Columns where the output is no terminal."""
@@ -39,6 +42,7 @@ class TerminalWatcher:
         self._console = console
         self._planned = 0
         self._bar: Progress | None = None
+        self._told: set[tuple[Cause, str]] = set()
         self.samples: list[RolloutSample] = []
         """Those that have ended, in that order."""
 
@@ -73,7 +77,11 @@ class TerminalWatcher:
         self.samples.append(sample)
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
-            return
+        else:
+            self._line(sample)
+        self._reason(sample)
+
+    def _line(self, sample: RolloutSample) -> None:
         facts = sample.facts
         seconds = facts.generation_s + facts.environment_s + facts.reward_s
         self._console.print(
@@ -83,21 +91,32 @@ class TerminalWatcher:
             soft_wrap=True,
         )
 
+    def _reason(self, sample: RolloutSample) -> None:
+        """Say why an episode failed, once for all that failed for the same reason."""
+        ending = sample.ending
+        if ending is None or ending.cause is Cause.SUBMITTED or not ending.message:
+            return
+        if (ending.cause, ending.message) in self._told:
+            return
+        self._told.add((ending.cause, ending.message))
+        message = " ".join(ending.message.split())
+        if len(message) > _REASON_LENGTH:
+            message = message[:_REASON_LENGTH] + " … (all of it is in samples.jsonl)"
+        self._console.print(f"      {ending.cause}: {message}", markup=False, soft_wrap=True)
+
 
 def make_watcher() -> TerminalWatcher:
     """Make the watcher for this process's standard output."""
     return TerminalWatcher(_console())
 
 
-def print_plan(config: AgentflowConfig) -> None:
-    """Print the resolved configuration and what would run. Raises ConfigError."""
-    require(config)
-    tasks = select_tasks(config)
+def print_plan(config: AgentflowConfig, *, episodes: int) -> None:
+    """Print the resolved configuration and what would run."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     out = _console()
     out.print(text, markup=False, soft_wrap=True, end="")
     out.print(
-        f"# would roll out {len(tasks)} tasks x {config.run.n} = {len(tasks) * config.run.n}"
+        f"# would roll out {episodes // config.run.n} tasks x {config.run.n} = {episodes}"
         f" episodes on {config.engine.url}, {config.rollout.max_concurrency} at a time, into"
         f" {config.run.out}",
         markup=False,

@@ -263,7 +263,7 @@ def test_importing_the_agent_is_silent_and_leaves_no_file(tmp_path: Path) -> Non
 
 
 def test_without_the_library_one_error_says_how_to_get_it(tmp_path: Path) -> None:
-    """Agentflow imports without it; its agent names the commands that bring it."""
+    """Agentflow imports without it; its agent names the command that brings it."""
     code = (
         "import sys; sys.modules['minisweagent'] = None; import agentflow, agentflow.swe.agent\n"
         "import agentflow.swe.agent.mini"
@@ -272,5 +272,10 @@ def test_without_the_library_one_error_says_how_to_get_it(tmp_path: Path) -> Non
     done = _python(code, tmp_path)
 
     assert done.returncode == 1
-    assert 'pip install "agentflow-rl[mini]"' in done.stderr.splitlines()[-1]
-    assert "make setup" in done.stderr.splitlines()[-1]
+    assert "pip install --no-deps 'mini-swe-agent>=2.4.6,<2.5'" in done.stderr.splitlines()[-1]
+
+
+def test_an_agent_is_bounded_unless_told_otherwise() -> None:
+    """The library's default knows no bound on turns; ours does, and 0 takes it away."""
+    assert MiniSWEAgentBuilder({}).config.step_limit == 100
+    assert MiniSWEAgentBuilder({"step_limit": 0}).config.step_limit == 0

@@ -119,15 +119,19 @@ class Env:
 
 
 class EnvBuilder:
-    """`hang`: commands never end; `hang_on`: those of one task; `hang_stop`; `fail`."""
+    """`hang`: commands never end; `hang_on`: those of one task; `hang_stop`; `fail`, `bug`."""
 
     def __init__(self, conf: dict[str, Any]) -> None:
         self.conf, self.started = conf, 0
+        if conf.get("init_fails"):
+            raise OSError("no engine")
 
     async def start(self, spec: ContainerSpec) -> Env:
         """Start one."""
         if self.conf.get("fail"):
             raise EnvStartFailed("no room")
+        if self.conf.get("bug"):
+            raise PermissionError("no socket")
         self.started += 1
         stuck = spec.labels["agentflow.episode"] == EpisodeId(uid=self.conf.get("hang_on", "")).key
         return Env(
@@ -180,13 +184,15 @@ class Agent:
 
 
 class AgentBuilder:
-    """`bug`: the task on which the agent has a bug."""
+    """`bug`: the task on which the agent has a bug; `build_fails`: none can be made."""
 
     def __init__(self, conf: dict[str, Any]) -> None:
         self.conf = conf
 
     def build(self, sample: SWESample) -> Agent:
         """Make one."""
+        if self.conf.get("build_fails"):
+            raise LookupError("no such prompt")
         return Agent(sample, self.conf)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from agentflow.engine.recorded_tokens import tokens_name
+from agentflow.types import EpisodeId
 from executors.cli.app import app
 
 HERE = Path(__file__).parent
@@ -172,3 +174,82 @@ def test_versions_are_shown() -> None:
     assert code == 0
     assert out.startswith("python 3.")
     assert "numpy " in out
+
+
+def test_the_reason_of_failed_episodes_is_printed_once(tmp_path: Path) -> None:
+    """Three episodes that fail for one reason have one line that says it."""
+    out, _ = foreground(tmp_path / "run", environment={"fail": True}).communicate(timeout=60)
+    assert out.count("env_start_failed: no room") == 1
+    assert out.index("[1/3]") < out.index("env_start_failed: no room") < out.index("[2/3]")
+
+
+def task_file(tmp_path: Path, **row: Any) -> Path:
+    """Write a file of one SWE-bench row."""
+    file = tmp_path / "rows.jsonl"
+    fields = {"instance_id": "o__r-1", "repo": "o/r", "base_commit": "abc", "patch": "p"}
+    tests = {"problem_statement": "fix it", "FAIL_TO_PASS": ["t.py::t"]}
+    file.write_text(json.dumps(fields | tests | row) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("how", ["run", "run --dry-run"])
+@pytest.mark.parametrize(
+    ("row", "args", "said"),
+    [
+        ({}, (), "environment 'local' has none: give the row a `source`"),
+        ({}, (), "or take --env docker with an `image`"),
+        ({"source": {"type": "dir", "path": "gone"}}, (), "gone': no such folder"),
+        ({"source": {"type": "git", "url": "gone.git"}}, (), "source.url: 'gone.git': no such"),
+        ({"source": {"type": "bundled", "name": "gone"}}, (), "no bundled task is called that"),
+        ({}, ("--env", "docker"), "and none is named: give the row an `image` or"),
+    ],
+)
+def test_a_task_whose_repository_cannot_be_had_is_bad_input(
+    tmp_path: Path, *, row: dict[str, Any], args: tuple[str, ...], said: str, how: str
+) -> None:
+    """The row is named before the run directory is touched, by a dry run too."""
+    pytest.importorskip("minisweagent")
+    if args:
+        pytest.importorskip("docker")
+    file, out = task_file(tmp_path, **row), tmp_path / "run"
+    options = ("--tasks", str(file), "--engine", "scripted:noop", "--out", str(out))
+    code, _, err = agentflow(*how.split(), *options, *args)
+    assert code == 2
+    assert f"error: {file}: o__r-1: " in err
+    assert said in err
+    assert not out.exists()
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
+    """It refuses an --out that holds a run, as the run does."""
+    pytest.importorskip("minisweagent")
+    out = tmp_path / "run"
+    options = ("--tasks", "bundled,pypi", "--engine", "scripted:oracle", "--out", str(out))
+    code, said, _ = agentflow("run", *options, "--n", "2", "--dry-run")
+    assert code == 0
+    assert "would roll out 11 tasks x 2 = 22 episodes on scripted:oracle" in said
+    assert not out.exists()
+    out.mkdir()
+    (out / "run.json").write_text("{}")
+    code, _, err = agentflow("run", *options, "--dry-run")
+    assert code == 2
+    assert "already holds a run" in err
+
+
+def test_playing_back_what_was_not_recorded_is_bad_input(tmp_path: Path) -> None:
+    """More replicas or other tasks than the recording has are named, and nothing is begun."""
+    pytest.importorskip("minisweagent")
+    recorded, out = tmp_path / "recorded", tmp_path / "run"
+    (recorded / "tokens").mkdir(parents=True)
+    episode = EpisodeId(uid="pager-off-by-one")
+    (recorded / tokens_name(episode.key)).write_bytes(b"")
+    options = ("--tasks", "bundled", "--engine", f"scripted:{recorded}", "--out", str(out))
+    one = ("--set", "tasks.only=[pager-off-by-one]")
+    code, _, err = agentflow("run", *options, *one, "--n", "2")
+    assert code == 2
+    assert "did not record 1 of the 2 episodes: pager-off-by-one#1; play it back with" in err
+    code, _, err = agentflow("run", *options, "--dry-run")
+    assert code == 2
+    assert "did not record 7 of the 8 episodes: basket-mutable-default#0, " in err
+    assert agentflow("run", *options, *one, "--dry-run")[0] == 0
+    assert not out.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import resource
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from agentflow.engine.rids import RidFactory
 from agentflow.engine.turns import EngineAccess
 from agentflow.errors import ConfigError
 from agentflow.types import EpisodeId
+from executors.files import OutputError
 from executors.run_dir import RunDir
 from executors.session import Rollout, RolloutFailed
 from executors.summary import Summary
@@ -110,6 +112,7 @@ async def test_a_run_keeps_everything_it_should(tmp_path: Path) -> None:
     assert (kinds[0], kinds[-1]) == ("run_started", "run_ended")
     assert kinds.count("reward_ended") == 6
     assert not [path.name for path in out.rglob("*.tmp")]
+    assert not (out / ".lock").exists()
     assert not parts.LIVE
 
 
@@ -312,3 +315,72 @@ def test_an_unopened_directory_can_be_closed(tmp_path: Path) -> None:
         pass
     assert not (tmp_path / "run").exists()
     assert Summary(planned=0).to_json()["tokens"]["unaccounted"] == 0
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What a failed start made is removed, parents included, so that the same --out works later."""
+    config = parts.make_config(tmp_path / "new" / "run")
+    run = rollout(config)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OutputError, match=r"cannot write .*\.reserve"):
+            run.dir.open(config, argv=(), model="m")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "new").exists()
+    run.dir.open(config, argv=(), model="m")
+    run.dir.close()
+    assert read(tmp_path / "new" / "run" / "run.json")["status"] == "running"
+
+
+def test_a_failed_start_keeps_the_folder_that_was_there(tmp_path: Path) -> None:
+    """An empty directory of the user's stays, and is empty again."""
+    config = parts.make_config(tmp_path)
+    long_tag = config.run.model_copy(update={"tag": "x" * 200_000})
+    run = rollout(config)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OutputError, match=r"cannot write .*run\.json"):
+            run.dir.open(config.model_copy(update={"run": long_tag}), argv=(), model="m")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_episode_that_never_had_an_agent_names_no_trajectory(tmp_path: Path) -> None:
+    """Its line in samples.jsonl has null, and the plug-in's traceback is in the log."""
+    out = tmp_path / "run"
+    with pytest.raises(RolloutFailed, match="preprocess_failed"):
+        await rollout(parts.make_config(out, agent={"build_fails": True})).run()
+    assert [row["trajectory"] for row in rows(out)] == [None] * 3
+    log = (out / "logs" / "agentflow.log").read_text()
+    assert "task/0#0 failed: preprocess_failed" in log
+    assert "LookupError: no such prompt" in log
+    assert 'parts.py", line' in log
+
+
+async def test_a_failed_environments_traceback_is_in_the_log(tmp_path: Path) -> None:
+    """The sample has the message; where the plug-in raised it is for the log."""
+    out = tmp_path / "run"
+    with pytest.raises(RolloutFailed):
+        await rollout(parts.make_config(out, environment={"bug": True})).run()
+    log = (out / "logs" / "agentflow.log").read_text()
+    assert "task/0#0 failed: env_start_failed" in log
+    assert "PermissionError: no socket" in log
+
+
+async def test_checking_raises_what_a_run_would_and_touches_nothing(tmp_path: Path) -> None:
+    """A provider whose constructor raises and a used directory are found without a run."""
+    good = parts.make_config(tmp_path / "run", run={"n": 2})
+    assert await rollout(good).check() == 6
+    assert not (tmp_path / "run").exists()
+    bad = parts.make_config(tmp_path / "run", environment={"init_fails": True})
+    with pytest.raises(ConfigError, match=r"environment '.*EnvBuilder': OSError: no engine"):
+        await rollout(bad).check()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        await rollout(good).check()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]

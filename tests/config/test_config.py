@@ -123,7 +123,7 @@ def test_a_providers_own_keys_are_checked_with_its_config_class(tmp_path: Path, 
             "flow: {agent: {name: minisweagnt}}\n",
             "flow.agent.name: agent 'minisweagnt' is not known; did you mean 'minisweagent'?",
         ),
-        ("flow: {agent: {}}\n", "flow.agent: needs a `name`"),
+        ("flow: {agent: {name: 3}}\n", "run.yaml:1: flow.agent.name: 3 is no name (built in: "),
         ("flow: {options: {a: 1}}\n", "flow.options: {'a': 1}: the flow 'swe' takes no options"),
     ],
 )
@@ -192,3 +192,39 @@ def test_a_flow_of_the_users_brings_its_own_options(tmp_path: Path) -> None:
         }
     }
     assert check(Sources(values=values)).flow.options == {"depth": 3}
+
+
+def test_a_section_without_a_name_is_the_default_providers(tmp_path: Path) -> None:
+    """Keys from the file or the command line are laid over the provider that is built in."""
+    pytest.importorskip("minisweagent")
+    config = load(
+        tmp_path,
+        "flow:\n  agent: {step_limit: 5}\n",
+        assignments=["flow.environment.timeout_s=5", "flow.runtime.max_patch_bytes=9"],
+    )
+    assert config.flow.agent == {"name": "action_level_minisweagent", "step_limit": 5}
+    assert config.flow.environment == {"name": "local", "timeout_s": 5}
+    assert config.flow.runtime == {"name": "swe", "max_patch_bytes": 9}
+
+
+def test_unknown_keys_of_every_section_are_told_together_with_the_schemas(tmp_path: Path) -> None:
+    """Environment, runtime and agent say file, line and the nearest key, as the schema does."""
+    pytest.importorskip("minisweagent")
+    said = problems(
+        tmp_path,
+        "run:\n  sead: 1\nflow:\n  environment:\n    timout_s: 5\n  runtime:\n    pyhton: x\n"
+        "  agent:\n    step_limt: 5\n",
+    )
+    assert "run.yaml:2: run.sead: unknown key; did you mean 'seed'?" in said
+    assert "run.yaml:5: flow.environment.timout_s: unknown key; did you mean 'timeout_s'?" in said
+    assert "run.yaml:7: flow.runtime.pyhton: unknown key; did you mean 'python'?" in said
+    assert "run.yaml:9: flow.agent.step_limt: unknown key; did you mean 'step_limit'?" in said
+    assert len(said.splitlines()) == 4
+
+
+def test_unknown_keys_of_a_docker_environment_are_told_on_their_line(tmp_path: Path) -> None:
+    """Its configuration is read once it is named."""
+    pytest.importorskip("docker")
+    text = "flow:\n  environment:\n    name: docker\n    memory_byts: 5\n"
+    said = problems(tmp_path, text)
+    assert said.startswith("run.yaml:4: flow.environment.memory_byts: unknown key; did you mean 'm")

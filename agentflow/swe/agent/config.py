@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateSyntaxError
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from agentflow.swe.agent import prompts
 from agentflow.swe.agent.library import AgentConfig
@@ -15,6 +15,10 @@ from agentflow.swe.agent.token_model import TokenModelConfig
 
 if TYPE_CHECKING:
     from agentflow.swe.sample import SWESample
+
+DEFAULT_STEP_LIMIT = 100
+"""The library sets no bound, and a policy that neither submits nor errs would go on until its
+context is full. Solved SWE-bench tasks rarely take more than half of this."""
 
 
 class MiniSWEAgentConfig(TokenModelConfig, AgentConfig):
@@ -28,6 +32,8 @@ class MiniSWEAgentConfig(TokenModelConfig, AgentConfig):
     """Renders the system message."""
     instance_template: str = prompts.INSTANCE
     """Renders the first user message; `task` is the issue's text."""
+    step_limit: int = Field(default=DEFAULT_STEP_LIMIT, ge=0)
+    """Turns after which an episode ends as `step_limit`; 0 sets no bound."""
     output_path: Path | None = None
     """Trajectory file, written after every step; `{instance_id}` and `{episode}` in it are filled
     in, or all episodes share one file."""

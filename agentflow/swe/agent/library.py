@@ -15,7 +15,7 @@ from agentflow.errors import ConfigError
 SUPPORTED = (2, 4)
 """Major and minor version that our subclass agrees with, message for message."""
 
-_HOW = 'bring it with `pip install "agentflow-rl[mini]"` or, much smaller, `make setup`'
+_HOW = "bring it with: pip install --no-deps 'mini-swe-agent>=2.4.6,<2.5'"
 
 
 class LibraryMissing(ConfigError, ImportError):

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentflow.aio import shielded
 from agentflow.errors import CommandFailed, ConfigError, EnvDied, EnvStartFailed
@@ -47,8 +47,10 @@ START_TIMEOUT_S = 30.0
 class LocalEnvBuilder:
     """Starts environments; `close` removes all that is left of them."""
 
+    config_class: ClassVar[type[LocalEnvConfig]] = LocalEnvConfig
+
     def __init__(self, subconf: Mapping[str, Any], *, runner: Runner | None = None) -> None:
-        self._config = parse_section(LocalEnvConfig, subconf, kind="local environment")
+        self._config = parse_section(self.config_class, subconf, kind="local environment")
         self._own_runner = AsyncioRunner()  # has no thread before it is used
         self._runner = self._own_runner if runner is None else runner
         self._supervision: Supervision | None = None

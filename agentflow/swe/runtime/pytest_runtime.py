@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,8 +50,10 @@ class PytestRuntimeConfig(BaseModel):
 class PytestRuntimeBuilder:
     """Makes the runtime of one episode; `build` blocks (disk, git, pip)."""
 
+    config_class: ClassVar[type[PytestRuntimeConfig]] = PytestRuntimeConfig
+
     def __init__(self, subconf: Mapping[str, Any] | None = None) -> None:
-        self._conf = parse_section(PytestRuntimeConfig, subconf or {}, kind="runtime")
+        self._conf = parse_section(self.config_class, subconf or {}, kind="runtime")
         self._materials: Callable[[str], Materials] = functools.lru_cache(_KEPT_MATERIALS)(
             _materialise
         )
