@@ -73,6 +73,7 @@ def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Sig
     assert status(tmp_path / "run") == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     """Even while an environment refuses to stop; run.json still tells the truth."""
     process = foreground(tmp_path / "run", environment={"hang": True, "hang_stop": True})
@@ -90,6 +91,7 @@ def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
     assert status(tmp_path / "run") == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_storm_of_signals_ends_with_130_as_well(tmp_path: Path) -> None:
     """No signal meets the default action, not while the process prints and exits either."""
     process = foreground(tmp_path / "run", environment={"hang": True})

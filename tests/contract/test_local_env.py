@@ -94,6 +94,7 @@ def sandboxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEnvBuil
     yield from building(tmp_path_factory.mktemp("bubblewrap"), "bubblewrap")
 
 
+@pytest.mark.slow
 class TestNoSandbox(EnvironmentContract):
     """The contract without a sandbox."""
 

@@ -69,6 +69,7 @@ def by_hand(rows: list[dict[str, Any]], k: int) -> float:
     return sum(sum(share) / len(share) for share in shares) / len(shares)
 
 
+@pytest.mark.slow
 def test_two_bundled_sets_on_three_nodes_agree_with_a_hand_count(tmp_path: Path) -> None:
     """Real environments, real judge: files as listed, accuracy and pass@k by hand."""
     code, out, _ = evaluate(write(tmp_path))
