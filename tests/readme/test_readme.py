@@ -35,3 +35,15 @@ def test_every_folder_that_readme_names_exists() -> None:
     table = text[text.index("## Where things are") : text.index("## Bring your own")]
     for name in re.findall(r"^\| `([a-z_/]+)", table, re.MULTILINE):
         assert (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists(), name
+
+
+def test_the_table_of_knobs_is_the_codes() -> None:
+    """README's table of flags and variables is what the code prints."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "executors.task_scheduler.knobs"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert printed in (ROOT / "README.md").read_text("utf-8")
