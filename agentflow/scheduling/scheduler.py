@@ -108,6 +108,8 @@ class ActionScheduler:
     def advance(self, item: WorkItem, event: Event, now: float) -> None:
         """Move `item` by `event`. Raises IllegalTransition and changes nothing."""
         stage = target(item.stage, event)
+        if stage in FOR_GENERATION:
+            self.reclassify(item)
         self._leave(item)
         item.stage, item.queued_at = stage, now
         self._enter(item)
@@ -118,6 +120,7 @@ class ActionScheduler:
             return
         item.predicted = tokens
         if item.stage in FOR_GENERATION and item not in self._promised:
+            self.reclassify(item)
             self._leave(item)
             self._enter(item)
 
@@ -164,7 +167,7 @@ class ActionScheduler:
         return self._victims.newest()
 
     def reclassify(self, item: WorkItem) -> None:
-        """Give `item`, which stands in no queue, its class and rank by what is known now."""
+        """Give `item` its class and rank by what is known now; before it enters a queue."""
         episode, snapshot, predicted = item.episode, self.snapshot, item.predicted
         if predicted is None:
             predicted = snapshot.predicted.get(episode)
@@ -253,8 +256,6 @@ class ActionScheduler:
             item.slot_for = None
 
     def _enter(self, item: WorkItem) -> None:
-        if item.stage in FOR_GENERATION:
-            self.reclassify(item)
         if item.stage is RESUME or item.stage is Stage.HP_RESUME:
             item.preemptions += item.aborting is AbortReason.PREEMPTION
             item.stage = Stage.HP_RESUME if item.high else Stage.LP_RESUME

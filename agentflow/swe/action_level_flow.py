@@ -14,12 +14,13 @@ another episode. Everything here runs on the flow worker's loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from agentflow.aio import shielded
-from agentflow.errors import ConfigError, RolloutGenerationAborted
+from agentflow.errors import ConfigError, EngineError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial
 from agentflow.protocols import ActionLevelAgent
 from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event, Stage
@@ -30,7 +31,7 @@ from priority.policies import Fcfs
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from agentflow.engine.turns import EngineAccess
+    from agentflow.engine.turns import EngineAccess, TurnModel
     from agentflow.protocols import (
         AgentBuilder,
         ContainerEnvBuilder,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from agentflow.types import EpisodeId, RolloutSample
     from priority.policies import Policy
     from priority.snapshot import PrioritySnapshot
+
+
+logger = logging.getLogger(__name__)
 
 
 class SchedulingHooks(Protocol):
@@ -114,6 +118,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._submitted: dict[WorkItem, _Submitted] = {}
         self._actions: set[asyncio.Task[None]] = set()
         self._workers: list[asyncio.Task[None]] = []
+        self._closed = False
         self._env_queue: asyncio.Queue[Command] = asyncio.Queue()
         self._dispatch_signal = asyncio.Event()
         self._moved = asyncio.Event()
@@ -179,12 +184,24 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self.on_abort(submitted.sample, _WITHDRAWN)
 
     def _ensure_scheduler(self) -> None:
+        if self._closed:
+            raise RuntimeError("this flow is closed; make a new one")
         if not self._workers:
             loop = asyncio.get_running_loop()
             self._workers = [
                 loop.create_task(self._processor_worker(), name="processor"),
                 loop.create_task(self._interaction_worker(), name="interaction"),
             ]
+            for worker in self._workers:
+                worker.add_done_callback(self._worker_ended)
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        """Let a bug in scheduling reach everybody who waits; without it they would for ever."""
+        if worker.cancelled() or (bug := worker.exception()) is None:
+            return
+        for submitted in self._submitted.values():
+            if not submitted.done_future.done():
+                submitted.done_future.set_exception(bug)
 
     # --- the workers --------------------------------------------------------------------------
 
@@ -352,9 +369,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         submitted = self._submitted.get(item)
         if submitted is None or submitted.sample.model is None:
             return
-        task = asyncio.get_running_loop().create_task(submitted.sample.model.abort())
+        task = asyncio.get_running_loop().create_task(self._ask_to_abort(submitted.sample.model))
         self._actions.add(task)
         task.add_done_callback(partial(self._action_ended, submitted))
+
+    async def _ask_to_abort(self, model: TurnModel) -> None:
+        try:
+            await model.abort()
+        except EngineError as exc:  # then the generation itself ends, or fails, and says so
+            logger.warning("an abort could not be sent: %s", exc)
 
     async def pause_generations(self, mode: SyncMode) -> None:
         """Let no generation start; return when the mode's condition for an update holds.
@@ -395,6 +418,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self._runner.on_flow_worker(self._close_async())
 
     async def _close_async(self) -> None:
+        self._closed = True
         for submitted in self._submitted.values():
             submitted.done_future.cancel()
         tasks = [*self._workers, *self._actions]

@@ -17,7 +17,12 @@ from plugins import (
     new_sample,
 )
 
-from agentflow.errors import EngineDied, GenerationAborted, RolloutGenerationAborted
+from agentflow.errors import (
+    EngineDied,
+    EngineUnreachable,
+    GenerationAborted,
+    RolloutGenerationAborted,
+)
 from agentflow.observe.events import ListEvents
 from agentflow.scheduling import Limits
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
@@ -29,14 +34,14 @@ from agentflow.types import (
     RolloutSample,
     SyncMode,
 )
-from priority.policies import Fcfs, FcfsPreempt
+from priority.policies import Fcfs, FcfsPreempt, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
     from agentflow.protocols import TokenSink
-    from priority.policies import Policy
+    from priority.policies import Policy, Standing
 
 
 class InlineRunner:
@@ -325,3 +330,61 @@ async def test_close_ends_what_is_under_way(stage: Stage) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert not stage.envs.live
+
+
+class BrokenPolicy:
+    """A policy of a user's own, with a bug that shows once environments are up."""
+
+    preempts = False
+    calls = 0
+
+    def classify(self, standing: Standing) -> Priority:
+        """Rank the first items, then break."""
+        self.calls += 1
+        if self.calls > 2:
+            raise ZeroDivisionError("a bug")
+        return Priority()
+
+
+async def test_a_bug_in_scheduling_reaches_everybody_who_waits(stage: Stage) -> None:
+    """No caller waits for ever because a policy raised inside the scheduler."""
+    stage.policy = BrokenPolicy()
+    flow = stage.flow()
+    async with asyncio.timeout(5):
+        runs = [run(flow, new_sample("a")), run(flow, new_sample("b"))]
+        results = await asyncio.gather(*runs, return_exceptions=True)
+    assert [type(r) for r in results] == [ZeroDivisionError] * 2
+    assert not stage.envs.live
+    await flow.close()
+
+
+async def test_an_abort_that_cannot_be_sent_costs_no_episode(stage: Stage) -> None:
+    """The engine refuses the abort; the generation ends by itself, and so does the pause."""
+
+    class Deaf(SteppedEngine):
+        async def abort(self, rid: str) -> None:
+            self.aborted.append(rid)
+            raise EngineUnreachable("no route")
+
+    engine = stage.engine = Deaf()
+    stage.agents.turns = 1
+    flow = stage.flow()
+    async with asyncio.timeout(5):
+        task = asyncio.ensure_future(run(flow, new_sample()))
+        (rid,) = await engine.until(1)
+        pause = asyncio.ensure_future(flow.pause_generations(SyncMode.ABORT))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert engine.aborted == [rid]
+        engine.waiting[rid].set_result(True)
+        await pause
+        assert (await task).rewards == 1.0
+    await flow.close()
+
+
+async def test_a_closed_flow_takes_no_more_episodes(stage: Stage) -> None:
+    """Submitting after close() is an error, not a task that nobody ends."""
+    flow = stage.flow()
+    await flow.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await run(flow, new_sample())
