@@ -194,6 +194,7 @@ def test_real_commands_agree(commands: list[str], last: list[str]) -> None:
     assert found == expected
 
 
+@pytest.mark.slow
 def test_a_time_out_is_worded_alike(tmp_path: Path) -> None:
     """A time-out with output that is no UTF-8 gives the library's observation, digit by digit."""
     script = [turn(r"printf 'a\377\r\n'; sleep 20"), turn(SUBMIT)]

@@ -96,6 +96,7 @@ def kinds(out: Path) -> list[str]:
     return [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 async def test_a_run_by_action_under_syncs_and_preemptions_gives_the_samples_of_a_plain_one(
     tmp_path: Path,
 ) -> None:

@@ -25,6 +25,7 @@ def test_the_trajectory_level_path_holds_under_faults(first: int) -> None:
     assert sum(sum(run.faults.values()) for run in runs) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [Schedule.ACTION_LONGEST, Schedule.ACTION_DRAWN])
 def test_the_action_level_path_holds_under_faults(schedule: Schedule) -> None:
     """Few environments, preemptions, pauses of the flow, clean restarts, a budget of attempts."""

@@ -114,6 +114,7 @@ _IMPORTS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).paren
 """Where the other process finds this module and the packages."""
 
 
+@pytest.mark.slow
 def test_a_process_of_another_hash_seed_logs_the_same_bytes() -> None:
     """Nothing depends on the order of a set or on an address."""
     program = "import sys\nfrom test_simulate import logs\nsys.stdout.buffer.write(logs())\n"
