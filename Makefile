@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 export AGENTFLOW_CACHE ?= $(HOME)/.cache/agentflow
 
-.PHONY: setup demo test check test-fast test-slow test-pypi test-docker test-sglang docker sglang-cpu \
-	demo-llm soak clean
+.PHONY: setup demo test check test-fast test-slow test-pypi test-docker test-sglang test-trainer docker \
+	sglang-cpu demo-llm soak clean
 
 setup: $(VENV)/.ready
 
@@ -27,7 +27,7 @@ demo: setup
 	rm -rf runs/demo
 	$(BIN)/agentflow demo --out runs/demo
 
-test: check test-fast test-slow test-pypi test-docker test-sglang demo
+test: check test-fast test-slow test-pypi test-docker test-sglang test-trainer demo
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -64,6 +64,12 @@ sglang-cpu: setup
 
 test-sglang: sglang-cpu
 	$(PYTEST) -m sglang
+
+# What a trainer brings: Ray, and torch in the version whose wheel for this CPU has no CUDA with it.
+# They come last, so that everything before has shown that it needs neither.
+test-trainer: setup
+	$(PIP) --editable '.[ray,torch]' 'torch==2.13.0'
+	$(PYTEST) -m 'ray or torch'
 
 # A real language model on the CPU rolls out the bundled tasks.
 demo-llm: setup

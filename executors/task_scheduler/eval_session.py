@@ -23,10 +23,12 @@ from agentflow.errors import ConfigError
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.registry import load_agentflow
 from agentflow.runner import AsyncioRunner
+from agentflow.swe.action_level_flow import NoHooks
 from executors.failures import first_failure
 from executors.files import OutputError, write_atomic
 from executors.logs import logging_to
 from executors.run_dir import RunDir, RunStatus
+from executors.scheduling import action_level_twins, make_scheduling
 from executors.session import RolloutFailed, reach_engine
 from executors.summary import Summary
 from executors.task_scheduler.cluster_layout import _build_placement_pool, pool_of
@@ -37,13 +39,14 @@ from executors.task_scheduler.iteration import IterationPublisher
 from executors.task_scheduler.scheduler import TaskScheduler
 from executors.task_scheduler.spec import EvaluatorSpec
 from executors.token_meter import MeteredModel
-from executors.wiring import build_engine, select_tasks
+from executors.wiring import build_engine, runnable_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from agentflow.engine.turns import EngineAccess
+    from agentflow.protocols import AgentFlow
     from executors.session import Watcher
     from executors.task_scheduler.agents import BaseAgent
     from executors.task_scheduler.eval_config import EvalConfig
@@ -65,7 +68,7 @@ class EvalSession:
         make_engine: Callable[[EvalConfig, Sequence[Mapping[str, Any]]], EngineAccess] = (
             build_engine
         ),
-        load_tasks: Callable[[EvalConfig], Sequence[Mapping[str, Any]]] = select_tasks,
+        load_tasks: Callable[[EvalConfig], Sequence[Mapping[str, Any]]] = runnable_tasks,
     ) -> None:
         """Raises ConfigError when a needed value is missing."""
         _require(config)
@@ -94,14 +97,7 @@ class EvalSession:
             stack.push_async_callback(gate.close)
             model = await reach_engine(meter, url=str(config.engine.url))
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
-            flow = load_agentflow(
-                config.flow.name,
-                config.flow.model_dump(),
-                dataclasses.replace(access, engine=gate),
-                runner=self._runner,
-                events=events,
-                on_turn=self.dir.save_trajectory,
-            )
+            flow = self._load_flow(dataclasses.replace(access, engine=gate), events)
             scheduler = self._scheduler(flow_agent(flow, gate), datasets, pool)
             stack.push_async_callback(scheduler.close)
             scheduler.check_eval()
@@ -129,6 +125,21 @@ class EvalSession:
             raise ConfigError(f"eval.datasets.{index} ({wanted.name!r}): {error}") from error
         return EvalDataset(
             name=wanted.name, rows=rows, overrides=wanted.overrides(), n_samples=wanted.n_samples
+        )
+
+    def _load_flow(self, access: EngineAccess, events: JsonlEvents) -> AgentFlow:
+        name, flow, scheduling = self._config.flow.name, self._config.flow.model_dump(), None
+        if self._config.rollout.enable_action_level_scheduling:
+            name, flow = action_level_twins(name, flow)
+            scheduling = make_scheduling(self._config, NoHooks())
+        return load_agentflow(
+            name,
+            flow,
+            access,
+            runner=self._runner,
+            events=events,
+            on_turn=self.dir.save_trajectory,
+            scheduling=scheduling,
         )
 
     def _scheduler(

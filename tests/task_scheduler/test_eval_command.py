@@ -69,10 +69,26 @@ def by_hand(rows: list[dict[str, Any]], k: int) -> float:
     return sum(sum(share) / len(share) for share in shares) / len(shares)
 
 
-@pytest.mark.slow
-def test_two_bundled_sets_on_three_nodes_agree_with_a_hand_count(tmp_path: Path) -> None:
+ACTION_LEVEL = {"enable_action_level_scheduling": True}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="local"),
+        pytest.param({"rollout": ACTION_LEVEL}, marks=pytest.mark.slow, id="action-level"),
+        pytest.param(
+            {"flow": {"environment": {"name": "docker"}}, "rollout": ACTION_LEVEL},
+            marks=pytest.mark.docker,
+            id="docker",
+        ),
+    ],
+)
+def test_two_bundled_sets_on_three_nodes_agree_with_a_hand_count(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
     """Real environments, real judge: files as listed, accuracy and pass@k by hand."""
-    code, out, _ = evaluate(write(tmp_path))
+    code, out, _ = evaluate(write(tmp_path, **sections))
     assert code == 0
     run = tmp_path / "run"
     rows = [json.loads(line) for line in (run / "eval_details/0.jsonl").read_text().splitlines()]
@@ -115,6 +131,10 @@ def test_two_bundled_sets_on_three_nodes_agree_with_a_hand_count(tmp_path: Path)
             {"eval": {"run": {"cpu": 99}}},
             "EvaluatorSpec 'swe': resource",
         ),
+        (
+            {"rollout": {**ACTION_LEVEL, "policy": {"name": "fcsf"}}},
+            "rollout.policy: policy 'fcsf' is not",
+        ),
         ({"engine": {"url": "http://127.0.0.1:1"}}, "engine.url: 'http://127.0.0.1:1' cannot be"),
     ],
 )
@@ -125,6 +145,19 @@ def test_bad_input_is_one_line_and_touches_nothing(
     code, _, err = evaluate(write(tmp_path, **sections))
     assert code == 2
     assert complaint in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_repository_that_will_not_be_found_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """The data set, the task and what is missing."""
+    row = {"instance_id": "a-1", "repo": "a/a", "problem_statement": "?", "base_commit": "0"}
+    row["FAIL_TO_PASS"] = ["t.py::t"]
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([row]))
+    datasets = [{"name": "mine", "source": str(rows)}]
+    code, _, err = evaluate(write(tmp_path, eval={"datasets": datasets}))
+    assert code == 2
+    assert f"eval.datasets.0 ('mine'): {rows}: a-1: " in err
     assert not (tmp_path / "run").exists()
 
 
