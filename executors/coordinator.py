@@ -19,16 +19,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentflow.errors import AgentflowError
+from agentflow.observe.events import NullEvents
 from agentflow.types import Cause, EpisodeId, RolloutSample
 from executors.groups import Groups
 from executors.inflight import InflightRegistry
 from executors.ledger import LedgerCounts, SampleLedger, SampleState
+from executors.sample_rows import ended_facts
 from executors.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agentflow.protocols import Runner
+    from agentflow.protocols import EventSink, Runner
     from priority.snapshot import PrioritySnapshot
 
 LOCAL = "local"
@@ -49,6 +51,7 @@ class DataCoordinator:
         *,
         runner: Runner,
         on_ended: Callable[[RolloutSample], None] | None = None,
+        events: EventSink | None = None,
         predictor_url: str | None = None,
         lease_s: float | None = None,
         max_attempts: int = 32,
@@ -60,6 +63,7 @@ class DataCoordinator:
         """
         self._runner = runner
         self._on_ended = on_ended
+        self._events = events if events is not None else NullEvents()
         self._predictor_url = predictor_url
         self._lease_s = lease_s
         self._max_attempts = max_attempts
@@ -89,6 +93,7 @@ class DataCoordinator:
                 self._ledger.issue(sample.episode)
                 self._samples[sample.episode] = sample
                 self._queue[sample.episode] = None
+                self._events.emit("issued", sample.episode)
             for uid, left in self._groups.add(samples):
                 self._inflight.group(uid, left)
         self._changed.tell()
@@ -150,6 +155,7 @@ class DataCoordinator:
                 sample = self._next(worker)
                 if sample is not None:
                     self._ledger.lease(sample.episode, worker)
+                    self._events.emit("leased", sample.episode, worker=worker)
                 if sample is not None or self._all_ended():
                     return sample
             await waiter.wait()
@@ -170,6 +176,7 @@ class DataCoordinator:
         if self._on_ended is not None:
             with self._telling:
                 self._on_ended(sample)
+        self._events.emit("ended", episode, **ended_facts(sample))
         with self._lock:
             self._inflight.group(episode.uid, self._groups.ended(sample))
         self._changed.tell()
@@ -188,6 +195,7 @@ class DataCoordinator:
                 self._inflight.discard(episode)
                 self._samples[episode] = sample
                 self._partial.setdefault(worker, OrderedDict())[episode] = None
+                self._events.emit("interrupted", episode)
         self._changed.tell()
         return kept
 
@@ -198,6 +206,7 @@ class DataCoordinator:
                 self._inflight.discard(sample.episode)
                 self._queue[sample.episode] = None
                 self._queue.move_to_end(sample.episode, last=False)
+                self._events.emit("given_back", sample.episode)
         self._changed.tell()
 
     def release_worker(self, worker: str) -> list[EpisodeId]:
@@ -330,6 +339,7 @@ class DataCoordinator:
             self._drop(episode, Cause.CANCELLED)
             return
         self._samples[episode] = _afresh(lost)
+        self._events.emit("given_back", episode)
         self._queue[episode] = None
         self._queue.move_to_end(episode, last=False)
 
@@ -338,6 +348,7 @@ class DataCoordinator:
         self._withdraw(episode)
         del self._samples[episode]
         self._inflight.group(episode.uid, self._groups.dropped(episode))
+        self._events.emit("dropped", episode, cause=cause)
         logger.warning("%s is dropped: %s", episode, cause)
 
 

@@ -16,7 +16,7 @@ import orjson
 
 from agentflow.errors import ConfigError
 from agentflow.sim.trace import EpisodeTrace, TurnTrace
-from agentflow.types import EpisodeId
+from agentflow.types import EpisodeId, StepStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,14 +46,15 @@ class _Times:
     commands: list[float] = field(default_factory=list)
     """Seconds of each turn's command; 0 for a turn without one."""
 
-    def take(self, kind: str, at: float) -> None:
+    def take(self, event: dict[str, Any]) -> None:
         """Take an event in."""
+        kind, at = event["kind"], event["t"]
         match kind:
             case "env_starting" | "command_started" | "reward_started":
                 self.began[kind] = at
             case "env_started":
                 self.start_s = at - self.began.get("env_starting", at)
-            case "generation_ended":
+            case "generation_ended" if event["status"] != StepStatus.ABORTED:
                 self.commands.append(0.0)
             case "command_ended" if self.commands:
                 self.commands[-1] = at - self.began.get("command_started", at)
@@ -72,7 +73,7 @@ def load_recording(folder: Path) -> Recording:
     for event in _lines(folder / "events.jsonl"):
         if "uid" in event:
             episode = EpisodeId(uid=event["uid"], replica_index=event["replica_index"])
-            times.setdefault(episode, _Times()).take(event["kind"], event["t"])
+            times.setdefault(episode, _Times()).take(event)
             moments.append(event["t"])
     traces, skipped = list[EpisodeTrace](), 0
     for row in _lines(folder / "samples.jsonl"):

@@ -1,4 +1,4 @@
-"""How an ended sample is written down: a line of samples.jsonl, and the files that it names."""
+"""How an ended sample is written down: a line of samples.jsonl, an event, and what they name."""
 
 from __future__ import annotations
 
@@ -53,4 +53,22 @@ def sample_row(sample: RolloutSample, *, trajectory: str | None = None) -> dict[
         "verdict": facts.verdict,
         "tokens": tokens_name(sample.episode.key),
         "trajectory": trajectory,
+    }
+
+
+def ended_facts(sample: RolloutSample) -> dict[str, Any]:
+    """Give what the event `ended` says of a sample."""
+    facts, ending = sample.facts, sample.ending
+    versions = sample.weight_versions[sample.response_mask == 1]
+    return {
+        "cause": ending.cause if ending is not None else None,
+        "status": sample.termination,
+        "masked": sample.remove_sample,
+        "reward": sample.rewards,
+        "turns": facts.turns,
+        "generated": facts.generated_tokens,
+        "restarted": sample.restarted_tokens,
+        "forked": facts.forked_tokens,
+        "oldest_version": int(versions.min()) if len(versions) else None,
+        "newest_version": int(versions.max()) if len(versions) else None,
     }

@@ -59,6 +59,26 @@ def make_settings(rollout: RolloutConfig) -> AgenticSettings:
     )
 
 
+def scheduling_facts(rollout: RolloutConfig) -> dict[str, Any]:
+    """Give what the event `run_started` says of limits and order; None is no limit of its own."""
+    if not rollout.enable_action_level_scheduling:
+        return {"by_action": False, "generations": rollout.max_concurrency}
+    limits = make_limits(rollout)
+    return {
+        "by_action": True,
+        "policy": rollout.policy["name"],
+        "preemption": rollout.preemption,
+        "age_s": rollout.age_s,
+        "window": make_settings(rollout).window,
+        "generations": limits.generations,
+        "live": limits.live,
+        "admitted": limits.admitted,
+        "starts": limits.starts,
+        "commands": limits.commands,
+        "rewards": limits.rewards,
+    }
+
+
 def action_level_twins(name: str, config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Give the flow and agent that schedule actions for the built-in ones that do not."""
     agent = config.get("agent", {})

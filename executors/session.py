@@ -35,7 +35,7 @@ from executors.hooks import CoordinatorHooks
 from executors.logs import logging_to
 from executors.rehearsal import rehearse
 from executors.run_dir import RunDir, RunStatus
-from executors.scheduling import action_level_twins, make_scheduling
+from executors.scheduling import action_level_twins, make_scheduling, scheduling_facts
 from executors.summary import Summary
 from executors.termination import classify
 from executors.token_meter import MeteredModel
@@ -127,7 +127,7 @@ class Rollout:
             model = await self._on_flow_worker(reach)
             access = dataclasses.replace(access, engine=meter)
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
-            coordinator = self._coordinator()
+            coordinator = self._coordinator(events)
             flow = self._load_flow(access, events, coordinator)
             stack.push_async_callback(self._on_flow_worker, flow.close)
             worker = self._worker(flow, coordinator, access)
@@ -147,7 +147,8 @@ class Rollout:
             stack.callback(self._runner.close)
             access = self._plan()
             stack.push_async_callback(self._on_flow_worker, access.engine.close)
-            events, coordinator = JsonlEvents(self.dir.path, self._runner), self._coordinator()
+            events = JsonlEvents(self.dir.path, self._runner)
+            coordinator = self._coordinator(events)
             flow = self._load_flow(access, events, coordinator)
             stack.push_async_callback(self._on_flow_worker, flow.close)
             self._rehearsal(self._worker(flow, coordinator, access), access.engine, events)
@@ -169,15 +170,13 @@ class Rollout:
         self.summary.planned = len(self._samples)
         return self._make_engine(self._config, tasks)
 
-    def _coordinator(self) -> DataCoordinator:
-        coordinator = DataCoordinator(
+    def _coordinator(self, events: JsonlEvents) -> DataCoordinator:
+        return DataCoordinator(
             runner=self._runner,
             on_ended=self._ended,
+            events=events,
             max_attempts=self._config.rollout.max_attempts,
         )
-        coordinator.add(self._samples)
-        coordinator.finish()
-        return coordinator
 
     def _load_flow(
         self, access: EngineAccess, events: JsonlEvents, coordinator: DataCoordinator
@@ -238,7 +237,10 @@ class Rollout:
         began = self._runner.now()
         if self._watcher is not None:
             self._watcher.started(len(self._samples))
-        events.emit("run_started", planned=len(self._samples))
+        scheduled = scheduling_facts(self._config.rollout)
+        events.emit("run_started", planned=len(self._samples), **scheduled)
+        coordinator.add(self._samples)
+        coordinator.finish()
         status, error = RunStatus.FAILED, None
         try:
             await work

@@ -92,8 +92,10 @@ class WeightSync:
                     stack.push_async_exit(undo.unwind)
                     await self._pause(mode, undo)
                     paused = self._runner.now()
+                    self._events.emit("sync_paused")
                     await self._on_flow_worker(update)()
                     updated = self._runner.now()
+                    self._events.emit("sync_updated")
                 ok = True
             finally:
                 self._events.emit("sync_ended", mode=mode, ok=ok)

@@ -78,6 +78,8 @@ class TurnModel:
         """The request in flight; what an abort must name."""
         self.turns = 0
         """Turns begun."""
+        self.received = 0
+        """Tokens that engines generated, those lost to forks included."""
         self.generation_s = 0.0
         """Seconds of the loop's clock spent in requests."""
         self.forks = 0
@@ -204,12 +206,13 @@ class TurnModel:
         self._requests += 1
         request = GenerationRequest(rid=rid, input_ids=self._record.ids, sampling=sampling)
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began, length = clock(), len(self._record)
         self.rid = rid
         try:
             return await access.engine.generate(request, self._record)
         finally:
             self.rid = None
+            self.received += len(self._record) - length
             self.generation_s += clock() - began
 
     def _close_turn(self, result: GenerationResult, start: int, renderer: ChatRenderer) -> Turn:

@@ -68,7 +68,15 @@ class JsonlEvents:
                 self._write()
                 return
         if first:
-            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # emitted outside of any loop, so that no timer would ring
+            self.flush()
+        else:
+            loop.call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
         """Write what is buffered."""

@@ -199,24 +199,31 @@ class SWEAgentFlow:
         assert agent is not None
         assert sample.model is not None
         sample.model.begin_step()
+        before, status, command = sample.model.received, StepStatus.ABORTED, None
         self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
-        if _driven_by_actions(type(agent)):
-            status, command = await cast("ActionLevelAgent", agent).generation_step()
-        else:
-            sample.m.rollout.result = await agent.run_episode(env)
-            status, command = StepStatus.TERMINATED, None
-        self._events.emit("generation_ended", sample.episode, status=status)
+        try:
+            if _driven_by_actions(type(agent)):
+                status, command = await cast("ActionLevelAgent", agent).generation_step()
+            else:
+                sample.m.rollout.result = await agent.run_episode(env)
+                status = StepStatus.TERMINATED
+        finally:
+            tokens = sample.model.received - before
+            self._events.emit("generation_ended", sample.episode, status=status, tokens=tokens)
         return self._after(sample, status, command)
 
     async def _act(self, sample: SWESample, state: PartialRolloutState) -> PartialRolloutState:
         agent, command = sample.m.agent, state.pending_action
         assert agent is not None
         assert command is not None
+        status = StepStatus.ABORTED
         self._events.emit("command_started", sample.episode)
-        status, _ = await cast("ActionLevelAgent", agent).env_step(
-            self._envs[sample.episode], command
-        )
-        self._events.emit("command_ended", sample.episode, status=status)
+        try:
+            status, _ = await cast("ActionLevelAgent", agent).env_step(
+                self._envs[sample.episode], command
+            )
+        finally:
+            self._events.emit("command_ended", sample.episode, status=status)
         return self._after(sample, status, None)
 
     def _after(

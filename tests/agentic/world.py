@@ -327,6 +327,7 @@ class World:
         self.coordinator = DataCoordinator(
             runner=self.runner,
             on_ended=self.ended.append,
+            events=self.events,
             max_attempts=self.config.max_attempts,
         )
         lengths = lengths or {}

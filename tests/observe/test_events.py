@@ -122,6 +122,14 @@ async def test_events_of_several_threads_are_whole_lines(
         assert [e["number"] for e in seen if e["thread"] == name] == list(range(300))
 
 
+def test_an_event_from_outside_of_any_loop_is_written_at_once(tmp_path: Path) -> None:
+    """Where no timer can ring, nothing waits for one."""
+    events = JsonlEvents(tmp_path / "events.jsonl", AsyncioRunner())
+    events.emit("alone")
+    assert [event["kind"] for event in lines(tmp_path / "events.jsonl")] == ["alone"]
+    events.close()
+
+
 def test_a_list_keeps_events_for_tests() -> None:
     """Kind, episode and facts, in order."""
     events = ListEvents()
