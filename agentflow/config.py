@@ -6,7 +6,7 @@ Owns names, types, defaults and ranges. Where the values come from, and how a pr
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -168,6 +168,33 @@ class RolloutConfig(Section):
         return self
 
 
+class GroupsConfig(Section):
+    """How groups come to a trainer that holds a RolloutBackend; `agentflow run` waits for all."""
+
+    buffer: int | None = Field(default=None, ge=1)
+    """Groups that may be begun or complete while the trainer takes none; then no further one is
+    begun. None: no limit."""
+    straggler: Literal["wait", "close", "refill"] = "wait"
+    """At the deadline: `wait` on; `close` the group, with masked stand-ins for members that have
+    not ended; `refill` it, with other episodes instead. Cutting stragglers biases lengths."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """From the beginning of a group's first episode; needed for `close` and `refill`."""
+    staleness: int | None = Field(default=None, ge=0)
+    """Versions that the oldest generated token of a sample may be behind the trainer's: older
+    samples are replaced by stand-ins, interrupted episodes start anew. None: no limit."""
+    retries: int = Field(default=2, ge=0)
+    """Failures of one kind, not the policy's, that a prompt may have and be tried again."""
+    dead_in_a_row: int | None = Field(default=8, ge=1)
+    """Groups without a usable sample are dropped; so many in a row end the work. None: they are
+    delivered like others."""
+
+    @model_validator(mode="after")
+    def _has_a_deadline(self) -> Self:
+        if self.straggler != "wait" and self.deadline_s is None:
+            raise ValueError(f"straggler {self.straggler!r} needs deadline_s, in seconds")
+        return self
+
+
 class FlowConfig(Section):
     """The flow, and the providers it is put together from."""
 
@@ -203,4 +230,5 @@ class AgentflowConfig(Section):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
+    groups: GroupsConfig = GroupsConfig()
     flow: FlowConfig = FlowConfig()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, assert_never
 from agentflow.aio import shielded
 from agentflow.errors import EpisodeError, RolloutGenerationAborted
 from agentflow.outcomes import make_fallback, save_partial
+from agentflow.swe.sample import SWESample
 from agentflow.types import Cause, PartialRolloutState, RolloutSample, StepStatus
 
 if TYPE_CHECKING:
     from agentflow.protocols import AgentFlow, Runner
-    from agentflow.swe.sample import SWESample
     from agentflow.types import Ending
 
 
@@ -43,6 +43,13 @@ class NaiveFlow:
         if self._runner is None:
             return await rollout
         return await self._runner.on_flow_worker(rollout)
+
+    async def give_up(self, dc_sample: RolloutSample) -> None:
+        """Remove the environment of an interrupted episode that will not go on."""
+        partial = dc_sample.partial_agent_data
+        if isinstance(partial, SWESample):
+            removal = self._flow.on_abort(partial, _CANCELLED)
+            await (removal if self._runner is None else self._runner.on_flow_worker(removal))
 
     async def _roll_out(self, dc_sample: RolloutSample) -> RolloutSample:
         try:

@@ -126,6 +126,14 @@ class EngineAdmin(Protocol):
         ...
 
 
+@runtime_checkable
+class Versioned(Protocol):
+    """An engine that does not learn its weights' version by itself."""
+
+    weight_version: int
+    """That generated tokens carry from now on."""
+
+
 class ContainerEnv(Protocol):
     """A place where an episode's commands run; only its file system lasts between commands."""
 

@@ -29,7 +29,7 @@ class AsyncioRunner:
         self._seed = seed
         self._max_threads = max_threads
         self._pool: ThreadPoolExecutor | None = None
-        self._workers: dict[str, _LoopThread] = {}
+        self._workers: dict[str, LoopThread] = {}
         self._lock = threading.Lock()
 
     def now(self) -> float:
@@ -61,7 +61,7 @@ class AsyncioRunner:
         with self._lock:
             worker = self._workers.get(name)
             if worker is None:
-                worker = self._workers[name] = _LoopThread(f"agentflow-{name}")
+                worker = self._workers[name] = LoopThread(f"agentflow-{name}")
         if worker.loop is asyncio.get_running_loop():
             return await coro
         return await _elsewhere(coro, worker.loop)
@@ -107,7 +107,7 @@ async def _elsewhere(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLo
     return task.result()
 
 
-class _LoopThread:
+class LoopThread:
     """A thread that runs an event loop until told to stop."""
 
     def __init__(self, name: str) -> None:
@@ -116,6 +116,7 @@ class _LoopThread:
         self._thread.start()
 
     def stop(self) -> None:
+        """End it; nothing may run on the loop any more."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

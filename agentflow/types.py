@@ -95,6 +95,12 @@ class Cause(StrEnum):
     HANDLER_FAILED = "handler_failed"
     WEIGHT_SYNC = "weight_sync"
     CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    """Its group's deadline passed, and the rest of the group did not wait for it."""
+    SURPLUS = "surplus"
+    """Enough groups were complete without it."""
+    STALE = "stale"
+    """Its tokens came from weights older than the staleness limit allows."""
 
     @property
     def blame(self) -> Blame:
@@ -339,8 +345,12 @@ class RolloutSample:
     termination: TerminationClass | None = None
     partial_agent_data: Any | None = None
     """An aborted episode's state, with which the next attempt goes on."""
+    restart: bool = False
+    """The next attempt starts clean: what the last one has is too old to go on with."""
     restarted_tokens: int = 0
     """Generated tokens of earlier attempts that were thrown away by a clean restart."""
+    stale_tokens: int = 0
+    """Those of them that were thrown away for being too old."""
     facts: EpisodeFacts = field(default_factory=EpisodeFacts)
     metadata: dict[str, Any] = field(default_factory=dict)
     """The trainer's own; carried through untouched."""

@@ -191,6 +191,7 @@ class _Delivering:
         self.get_sample = coordinator.get_sample
         self.put_partial = coordinator.put_partial
         self.give_back = coordinator.give_back
+        self.abandon = coordinator.abandon
 
     async def put_data(self, sample: RolloutSample) -> bool:
         """Return a sample and take what is complete."""

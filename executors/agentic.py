@@ -19,6 +19,7 @@ from agentflow.errors import (
     RolloutGenerationAborted,
 )
 from agentflow.outcomes import make_fallback, save_partial, write_off
+from agentflow.swe.sample import SWESample
 from agentflow.types import Cause, Ending
 from executors.dispatch import Dispatch
 from executors.processing import post_process, pre_process
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from agentflow.engine.renderer import ChatRenderer
     from agentflow.protocols import Runner
-    from agentflow.swe.sample import SWESample
     from agentflow.types import RolloutSample, SyncMode
     from executors.source import SampleSource
     from priority.snapshot import PrioritySnapshot
@@ -128,7 +128,9 @@ class AgenticExecutor:
         self._runner = runner
         self._settings = settings
         self._get_priority_snapshot = get_priority_snapshot
-        self._dispatch = Dispatch(source, self._run_rollout, slots=settings.window)
+        self._dispatch = Dispatch(
+            source, self._run_rollout, slots=settings.window, let_go=self._let_go
+        )
         self._refresh_at = float("-inf")
         self.ended = self.interrupted = self.fallbacks = 0
 
@@ -147,6 +149,14 @@ class AgenticExecutor:
     def stop(self) -> None:
         """Let `run` return once what it has started has ended."""
         self._dispatch.stop()
+
+    def withdraw(self, sample: RolloutSample) -> None:
+        """End a sample that nobody wants any more, and remove its environment."""
+        self._dispatch.withdraw(sample)
+
+    async def _let_go(self, sample: RolloutSample) -> None:
+        if isinstance(sample.partial_agent_data, SWESample):
+            await self._flow.give_up(sample.partial_agent_data)
 
     # --- weight updates -----------------------------------------------------------------------
 

@@ -4,33 +4,34 @@
                       ▲ partial first    │ put_partial
                       └──────────────────┘
 
-Owns the samples, the ledger of where they are, and what is known of those in flight. Callable from
-any thread: a call that changes something holds one lock and never waits in it; only `get_sample`
-and `next_group` wait, on the caller's own loop. A sample is leased in the same step in which
-`get_sample` returns it, so that no cancellation can lose one.
+Owns the lock around the books (`executors.books`), the waiting, and who is told of what. Callable
+from any thread: a call that changes something holds one lock and never waits in it; only
+`get_sample` and `next_group` wait, on the caller's own loop. A sample is leased in the same step in
+which `get_sample` returns it, so that no cancellation can lose one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentflow.errors import AgentflowError
 from agentflow.observe.events import NullEvents
-from agentflow.types import Cause, EpisodeId, RolloutSample
-from executors.groups import Groups
-from executors.inflight import InflightRegistry
-from executors.ledger import LedgerCounts, SampleLedger, SampleState
+from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
+from executors.books import Books, DeadGroups, Outcome
+from executors.groups import Group, GroupRules
 from executors.sample_rows import ended_facts
 from executors.wakeups import Wakeups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from agentflow.protocols import EventSink, Runner
+    from executors.ledger import LedgerCounts
+    from executors.observers import BookObserver
     from priority.snapshot import PrioritySnapshot
 
 LOCAL = "local"
@@ -55,30 +56,34 @@ class DataCoordinator:
         predictor_url: str | None = None,
         lease_s: float | None = None,
         max_attempts: int = 32,
+        rules: GroupRules | None = None,
+        observer: BookObserver | None = None,
     ) -> None:
         """`on_ended` sees every sample once, on the thread of the worker that returned it.
 
         A worker that is silent for `lease_s` seconds is given up by `expire`. An episode that was
-        begun `max_attempts` times is dropped instead of being queued again.
+        begun `max_attempts` times is dropped instead of being queued again. `rules` say how groups
+        come to the trainer; without them everything is waited for.
         """
         self._runner = runner
         self._on_ended = on_ended
         self._events = events if events is not None else NullEvents()
         self._predictor_url = predictor_url
         self._lease_s = lease_s
-        self._max_attempts = max_attempts
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         self._changed = Wakeups()
-        self._ledger = SampleLedger()
-        self._inflight = InflightRegistry()
-        self._groups = Groups()
-        self._samples: dict[EpisodeId, RolloutSample] = {}
-        self._queue: OrderedDict[EpisodeId, None] = OrderedDict()
-        self._partial: dict[str | None, OrderedDict[EpisodeId, None]] = {None: OrderedDict()}
+        self._books = Books(
+            rules=rules or GroupRules(),
+            max_attempts=max_attempts,
+            observer=observer,
+            events=self._events,
+        )
+        self._withdraw: dict[str, Callable[[RolloutSample], None]] = {}
         self._heard: dict[str, float] = {}
         self._given_up: set[str] = set()
         self._more_may_come = True
+        self._failure: BaseException | None = None
 
     # --- the trainer's side -------------------------------------------------------------------
 
@@ -87,64 +92,88 @@ class DataCoordinator:
 
         All members of a group come in one call.
         """
-        samples = list(samples)
-        with self._lock:
-            for sample in samples:
-                self._ledger.issue(sample.episode)
-                self._samples[sample.episode] = sample
-                self._queue[sample.episode] = None
-                self._events.emit("issued", sample.episode)
-            for uid, left in self._groups.add(samples):
-                self._inflight.group(uid, left)
-        self._changed.tell()
+        with self._changing():
+            self._books.add(list(samples))
 
     def add_prompt(self, sample: RolloutSample, *, n: int) -> None:
         """Issue a prompt `n` times, as replicas 0 to n - 1 of one group."""
-        uid = sample.episode.uid
-        self.add(
-            replace(
-                sample, episode=EpisodeId(uid=uid, replica_index=i), metadata={**sample.metadata}
-            )
-            for i in range(n)
-        )
+        self.add(replicas(sample, n=n))
 
     def finish(self) -> None:
         """Say that no sample will be added; `get_sample` gives None once all have ended."""
-        with self._lock:
+        with self._changing():
             self._more_may_come = False
-        self._changed.tell()
 
-    def take_groups(self) -> list[tuple[RolloutSample, ...]]:
+    def fail(self, failure: BaseException) -> None:
+        """Let everybody who waits here, or comes to, see that the work cannot go on."""
+        with self._changing():
+            self._failure = self._failure or failure
+
+    def take_groups(self) -> list[Group]:
         """Take every group that is complete, in the order of completion: it is delivered now.
 
-        A group lacks the members that were dropped.
+        Stand-ins keep the places of members that were dropped.
         """
-        with self._lock:
-            groups = self._groups.take()
-            for sample in (sample for group in groups for sample in group):
-                self._ledger.deliver(sample.episode)
-                del self._samples[sample.episode]
+        with self._changing():
+            groups = list[Group]()
+            while (group := self._books.take()) is not None:
+                groups.append(group)
         return groups
 
-    async def next_group(self) -> tuple[RolloutSample, ...] | None:
-        """Wait for complete groups and take the first; None when there will never be another."""
+    async def next_group(
+        self, among: Collection[str] | None = None, *, but: Collection[str] = ()
+    ) -> Group | None:
+        """Wait for complete groups and take the first; None when there will never be another.
+
+        Looks at groups with a uid `among` those given, or at all `but` some. Raises DeadGroups, and
+        what `fail` was told.
+        """
         while True:
             waiter = self._changed.waiter()
-            with self._lock:
-                group = self._groups.take_one()
-                for sample in group or ():
-                    self._ledger.deliver(sample.episode)
-                    del self._samples[sample.episode]
-                if group is not None or not (self._more_may_come or self._groups.left()):
+            with self._taking():
+                self._raise_failure()
+                try:
+                    group = self._books.take(among, but)
+                except DeadGroups as failure:
+                    self._failure = failure
+                    raise
+                due = self._books.groups.is_due(among, but)
+                if group is not None or not (due or (among is None and self._more_may_come)):
                     return group
             await waiter.wait()
 
+    def drop_group(self, uid: str, ending: Ending) -> None:
+        """Drop a group that is not taken yet; whoever works on it is told to stop."""
+        with self._changing():
+            self._books.drop_group(uid, ending)
+
+    def close_overdue(self) -> None:
+        """Do what the rules say about groups whose deadline has passed."""
+        with self._changing():
+            self._books.close_overdue(self._runner.now())
+
+    def weights_updated(self, version: int) -> None:
+        """Hear that the trainer's weights are `version` now, from which staleness is counted.
+
+        Raises ValueError for a version below the last one.
+        """
+        with self._changing():
+            if version < self._books.version:
+                raise ValueError(f"version {version} is below the last one, {self._books.version}")
+            self._books.version = version
+
     # --- a worker's side ----------------------------------------------------------------------
+
+    def on_withdrawn(self, worker: str, call: Callable[[RolloutSample], None]) -> None:
+        """Call `call`, on any thread, with each sample of `worker` that was dropped."""
+        with self._lock:
+            self._withdraw[worker] = call
 
     async def get_sample(self, worker: str = LOCAL) -> RolloutSample | None:
         """Lease a sample: one that `worker` was interrupted in, then an orphaned one, then a new.
 
-        Waits while others may still come back; None when all have ended. Raises WorkerGivenUp.
+        Waits while others may still come back; None when all have ended. Raises WorkerGivenUp, and
+        what `fail` was told.
         """
         while True:
             waiter = self._changed.waiter()
@@ -152,78 +181,61 @@ class DataCoordinator:
                 self._hear(worker)
                 if worker in self._given_up:
                     raise WorkerGivenUp(f"worker {worker!r} was given up; use a new name")
-                sample = self._next(worker)
-                if sample is not None:
-                    self._ledger.lease(sample.episode, worker)
-                    self._events.emit("leased", sample.episode, worker=worker)
+                self._raise_failure()
+                sample = self._books.next(worker, self._runner.now())
                 if sample is not None or self._all_ended():
                     return sample
             await waiter.wait()
 
     async def put_data(self, sample: RolloutSample, worker: str = LOCAL) -> bool:
-        """Take back a sample that has ended; False: it came too late, and is discarded.
+        """Take back a sample that has ended; False: it came too late, or is tried again.
 
         Told to `on_ended` before anything can interrupt. Raises NotLeased.
         """
-        episode = sample.episode
         with self._lock:
             self._hear(worker)
-            if not self._ledger.ended(episode, worker):
-                logger.info("%s: a late result of worker %s is discarded", episode, worker)
-                return False
-            self._withdraw(episode)
-            self._samples[episode] = sample
-        if self._on_ended is not None:
-            with self._telling:
-                self._on_ended(sample)
-        self._events.emit("ended", episode, **ended_facts(sample))
-        with self._lock:
-            self._inflight.group(episode.uid, self._groups.ended(sample))
+            outcome = self._books.ended(sample, worker)
+        if outcome is Outcome.COUNTS:
+            if self._on_ended is not None:
+                with self._telling:
+                    self._on_ended(sample)
+            self._events.emit("ended", sample.episode, **ended_facts(sample))
+            with self._lock:
+                self._books.complete(sample)
         self._changed.tell()
-        return True
+        return outcome is Outcome.COUNTS
 
     async def put_partial(self, sample: RolloutSample, worker: str = LOCAL) -> bool:
         """Take back a sample that was interrupted; False: its lease had been given up.
 
         Raises NotLeased.
         """
-        episode = sample.episode
-        with self._lock:
+        with self._changing():
             self._hear(worker)
-            kept = self._ledger.interrupted(episode, worker)
-            if kept:
-                self._inflight.discard(episode)
-                self._samples[episode] = sample
-                self._partial.setdefault(worker, OrderedDict())[episode] = None
-                self._events.emit("interrupted", episode)
-        self._changed.tell()
-        return kept
+            return self._books.interrupted(sample, worker)
 
     def give_back(self, sample: RolloutSample, worker: str = LOCAL) -> None:
         """Return a sample that was not begun; it keeps its place before all others."""
+        with self._changing():
+            self._books.give_back(sample.episode, worker)
+
+    def abandon(self, sample: RolloutSample, worker: str = LOCAL) -> None:
+        """Hear that a sample that was dropped is worked on no more."""
         with self._lock:
-            if self._ledger.give_back(sample.episode, worker):
-                self._inflight.discard(sample.episode)
-                self._queue[sample.episode] = None
-                self._queue.move_to_end(sample.episode, last=False)
-                self._events.emit("given_back", sample.episode)
-        self._changed.tell()
+            self._books.ledger.abandon(sample.episode, worker)
 
     def release_worker(self, worker: str) -> list[EpisodeId]:
         """Give a worker up: what it had leased goes to others, clean; its results may still come.
 
         Returns what it had leased. Idempotent.
         """
-        with self._lock:
+        with self._changing():
             self._given_up.add(worker)
             self._heard.pop(worker, None)
-            lost = self._ledger.revoke(worker)
-            for episode in lost:
-                self._reissue(episode)
-            self._partial[None].update(self._partial.pop(worker, {}))
+            self._withdraw.pop(worker, None)
+            lost = self._books.revoke(worker)
         if lost:
             logger.warning("worker %s is given up; %d episodes start anew", worker, len(lost))
-        self._changed.tell()
         return lost
 
     def expire(self) -> list[EpisodeId]:
@@ -240,19 +252,18 @@ class DataCoordinator:
         with self._lock:
             self._hear(worker)
 
-    def drop(self, episode: EpisodeId, cause: Cause) -> None:
+    def drop(self, episode: EpisodeId, cause: Cause, message: str = "") -> None:
         """End an episode without a sample; a result that comes later is discarded."""
-        with self._lock:
-            self._drop(episode, cause)
-        self._changed.tell()
+        with self._changing():
+            self._books.drop(episode, Ending(cause=cause, phase="group", message=message))
 
     # --- what is in flight --------------------------------------------------------------------
 
     def replica_inflight(self, episode: EpisodeId, worker: str = LOCAL) -> None:
         """Hear that a leased episode waits for its first generation."""
         with self._lock:
-            if self._ledger.owner(episode) == worker:
-                self._inflight.add(episode, worker)
+            if self._books.ledger.owner(episode) == worker:
+                self._books.inflight.add(episode, worker)
 
     def report_prediction(
         self, episode: EpisodeId, tokens: float, *, gen_turn_seq: int, worker: str = LOCAL
@@ -262,12 +273,14 @@ class DataCoordinator:
         False when it is stale, and discarded. Raises ValueError for an impossible number.
         """
         with self._lock:
-            return self._inflight.predict(episode, tokens, worker=worker, gen_turn_seq=gen_turn_seq)
+            return self._books.inflight.predict(
+                episode, tokens, worker=worker, gen_turn_seq=gen_turn_seq
+            )
 
     def get_priority_snapshot(self) -> PrioritySnapshot:
         """What is known of the episodes in flight; immutable, the same object until it changes."""
         with self._lock:
-            return self._inflight.snapshot()
+            return self._books.inflight.snapshot()
 
     def get_predictor_url(self) -> str | None:
         """Where lengths are predicted; None: nowhere, so that all are served as they come."""
@@ -278,12 +291,13 @@ class DataCoordinator:
     def counts(self) -> LedgerCounts:
         """The ledger's columns."""
         with self._lock:
-            return self._ledger.counts()
+            return self._books.ledger.counts()
 
     def gauges(self) -> dict[str, float]:
-        """Samples by place, and what is in flight."""
+        """Samples by place, groups, and what is in flight."""
         with self._lock:
-            counts = self._ledger.counts()
+            books = self._books
+            counts = books.ledger.counts()
             return {
                 "queued": counts.queued,
                 "leased": counts.leased,
@@ -292,75 +306,63 @@ class DataCoordinator:
                 "delivered": counts.delivered,
                 "dropped": sum(counts.dropped.values()),
                 "late": counts.late,
-                "inflight": len(self._inflight),
-                "stale_predictions": self._inflight.stale,
+                "inflight": len(books.inflight),
+                "stale_predictions": books.inflight.stale,
+                "groups_complete": books.groups.complete,
+                "groups_untaken": books.groups.untaken,
+                "groups_dead": books.dead,
+                "retries": books.retries,
             }
 
     def check(self) -> None:
         """Assert the invariants."""
         with self._lock:
-            self._ledger.check()
-            state = self._ledger.state
-            assert all(state(e) is SampleState.QUEUED for e in self._queue)
-            waiting = [e for line in self._partial.values() for e in line]
-            assert all(state(e) is SampleState.PARTIAL for e in waiting)
-            counts = self._ledger.counts()
-            assert (counts.queued, counts.partial) == (len(self._queue), len(waiting))
-            assert len(self._samples) == counts.open + counts.buffered
-            assert sum(left for _, left in self._groups.left()) == counts.open
+            self._books.check()
 
-    # --- inside, under the lock ---------------------------------------------------------------
+    # --- inside -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock; then tell workers what was withdrawn, and everybody who waits."""
+        with self._lock:
+            yield
+            withdrawn = self._take_withdrawn()
+        for call, sample in withdrawn:
+            call(sample)
+        self._changed.tell()
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        """Hold the lock; then tell who waits, if there is room for another group, or no hope."""
+        with self._lock:
+            before = self._books.groups.untaken
+            try:
+                yield
+            finally:
+                is_news = self._books.groups.untaken < before or self._failure is not None
+        if is_news:
+            self._changed.tell()
+
+    def _take_withdrawn(self) -> list[tuple[Callable[[RolloutSample], None], RolloutSample]]:
+        withdrawn, self._books.withdrawn = self._books.withdrawn, []
+        return [(self._withdraw[w], sample) for w, sample in withdrawn if w in self._withdraw]
 
     def _hear(self, worker: str) -> None:
         if worker not in self._given_up:
             self._heard[worker] = self._runner.now()
 
-    def _next(self, worker: str) -> RolloutSample | None:
-        for line in (self._partial.get(worker), self._partial[None], self._queue):
-            if line:
-                episode, _ = line.popitem(last=False)
-                return self._samples[episode]
-        return None
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _all_ended(self) -> bool:
-        return not self._more_may_come and not self._ledger.counts().open
-
-    def _withdraw(self, episode: EpisodeId) -> None:
-        """Take an episode out of whatever line it stands in."""
-        self._inflight.discard(episode)
-        for line in (self._queue, *self._partial.values()):
-            line.pop(episode, None)
-
-    def _reissue(self, episode: EpisodeId) -> None:
-        """Queue a lost worker's episode again, as a copy: the worker may still write into its."""
-        self._inflight.discard(episode)
-        lost = self._samples[episode]
-        if lost.attempt + 1 >= self._max_attempts:
-            self._drop(episode, Cause.CANCELLED)
-            return
-        self._samples[episode] = _afresh(lost)
-        self._events.emit("given_back", episode)
-        self._queue[episode] = None
-        self._queue.move_to_end(episode, last=False)
-
-    def _drop(self, episode: EpisodeId, cause: Cause) -> None:
-        self._ledger.drop(episode, cause)
-        self._withdraw(episode)
-        del self._samples[episode]
-        self._inflight.group(episode.uid, self._groups.dropped(episode))
-        self._events.emit("dropped", episode, cause=cause)
-        logger.warning("%s is dropped: %s", episode, cause)
+        return not self._more_may_come and not self._books.ledger.counts().open
 
 
-def _afresh(sample: RolloutSample) -> RolloutSample:
-    """Copy what the trainer issued, for a new attempt that knows nothing of the last one."""
-    return RolloutSample(
-        episode=sample.episode,
-        task=sample.task,
-        validate=sample.validate,
-        attempt=sample.attempt + 1,
-        sampling=sample.sampling,
-        raw_prompt=sample.raw_prompt,
-        raw_prompt_ids=sample.raw_prompt_ids,
-        metadata=dict(sample.metadata),
-    )
+def replicas(sample: RolloutSample, *, n: int) -> list[RolloutSample]:
+    """Copy a prompt `n` times, as replicas 0 to n - 1 of one group."""
+    uid = sample.episode.uid
+    return [
+        replace(sample, episode=EpisodeId(uid=uid, replica_index=i), metadata={**sample.metadata})
+        for i in range(n)
+    ]

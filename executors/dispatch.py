@@ -1,13 +1,14 @@
 """Dispatch: takes samples from a source while slots are free, and rolls each out in a task.
 
-Owns the slots, the pause and the stop; both executors stand on it. A slot is taken before a sample,
-so that a worker never holds one that another could run; a sample that cannot be begun any more is
-given back.
+Owns the slots, the pause, the stop, and the end of samples that nobody wants any more; both
+executors stand on it. A slot is taken before a sample, so that a worker never holds one that
+another could run; a sample that cannot be begun any more is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from executors.wakeups import Wakeups
@@ -15,7 +16,7 @@ from executors.wakeups import Wakeups
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agentflow.types import RolloutSample
+    from agentflow.types import EpisodeId, RolloutSample
     from executors.source import SampleSource
 
 
@@ -28,10 +29,20 @@ class Dispatch:
         rollout: Callable[[RolloutSample], Awaitable[None]],
         *,
         slots: int,
+        let_go: Callable[[RolloutSample], Awaitable[None]],
     ) -> None:
-        """`slots` is how many samples are under way at once."""
+        """`slots` is how many samples are under way at once.
+
+        `let_go` removes what an interrupted sample keeps, when it is withdrawn.
+        """
         self._source = source
         self._rollout = rollout
+        self._let_go = let_go
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._under_way: dict[EpisodeId, asyncio.Task[None]] = {}
+        self._unwanted: set[EpisodeId] = set()
+        """Withdrawn, and not ended yet."""
         self._slots = asyncio.Semaphore(slots)
         self._changed = Wakeups()
         self._stopped = False
@@ -54,12 +65,25 @@ class Dispatch:
         self._stopped = True
         self._changed.tell()
 
+    def withdraw(self, sample: RolloutSample) -> None:
+        """End a sample that nobody wants any more, and remove what it has."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._withdraw, sample)
+
     async def run(self) -> None:
         """Roll out until the source has none left, or `stop`.
 
         A bug in one sample cancels the others and is raised.
         """
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._run()
+        finally:
+            self._tasks = None
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             while not self._stopped:
                 await self._until_resumed()
                 await self._slots.acquire()
@@ -68,9 +92,15 @@ class Dispatch:
                     break
                 if not await self._may_begin(sample):
                     break
+                if sample.episode in self._unwanted:
+                    self._unwanted.remove(sample.episode)
+                    self._source.abandon(sample)
+                    self._slots.release()
+                    continue
                 self.running += 1
                 task = tasks.create_task(self._rolled_out(sample), name=str(sample.episode))
-                task.add_done_callback(self._release)
+                self._under_way[sample.episode] = task
+                task.add_done_callback(partial(self._ended, sample))
 
     async def _until_resumed(self) -> None:
         while self._held():
@@ -92,9 +122,33 @@ class Dispatch:
                 self._source.give_back(sample)
         return begin
 
+    def _withdraw(self, sample: RolloutSample) -> None:
+        task = self._under_way.get(sample.episode)
+        if task is None and sample.partial_agent_data is not None:
+            self._remove(sample)
+            return
+        self._unwanted.add(sample.episode)
+        if task is not None:
+            task.cancel()
+
+    def _remove(self, sample: RolloutSample) -> None:
+        if self._tasks is not None:  # else the flow is about to be closed, which removes everything
+            self._tasks.create_task(_awaited(self._let_go(sample)), name=f"drop {sample.episode}")
+
     async def _rolled_out(self, sample: RolloutSample) -> None:
         await self._rollout(sample)
 
-    def _release(self, _task: asyncio.Task[None]) -> None:
+    def _ended(self, sample: RolloutSample, task: asyncio.Task[None]) -> None:
+        if self._under_way.get(sample.episode) is task:  # it may be under way again
+            del self._under_way[sample.episode]
         self.running -= 1
         self._slots.release()
+        if sample.episode in self._unwanted:
+            self._unwanted.remove(sample.episode)
+            self._source.abandon(sample)
+            if sample.partial_agent_data is not None:  # it was not begun again
+                self._remove(sample)
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

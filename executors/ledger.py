@@ -18,6 +18,8 @@ from agentflow.errors import AgentflowError
 from agentflow.types import EpisodeId
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentflow.types import Cause
 
 
@@ -115,10 +117,18 @@ class SampleLedger:
 
     def issue(self, episode: EpisodeId) -> None:
         """Take a new episode in. Raises ValueError when it is in the books already."""
-        if episode in self._state:
-            raise ValueError(f"{episode} was issued already; uid and replica_index name it once")
-        self._totals.issued += 1
-        self._move(episode, SampleState.QUEUED)
+        self.issue_all([episode])
+
+    def issue_all(self, episodes: Sequence[EpisodeId]) -> None:
+        """Take new episodes in, all or none. Raises ValueError for one that is in the books."""
+        for episode, times in Counter(episodes).items():
+            if episode in self._state or times > 1:
+                raise ValueError(
+                    f"{episode} was issued already; uid and replica_index name it once"
+                )
+        for episode in episodes:
+            self._totals.issued += 1
+            self._move(episode, SampleState.QUEUED)
 
     def lease(self, episode: EpisodeId, worker: str) -> None:
         """Give a waiting episode to `worker`."""
@@ -155,6 +165,10 @@ class SampleLedger:
             self._move(episode, SampleState.QUEUED)
             return True
         return False
+
+    def abandon(self, episode: EpisodeId, worker: str) -> None:
+        """Hear that a lease that was taken away will bring nothing any more."""
+        self._revoked.discard((episode, worker))
 
     def revoke(self, worker: str) -> list[EpisodeId]:
         """Give a worker up: what it had leased is queued again and returned.

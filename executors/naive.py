@@ -33,7 +33,7 @@ class NaiveExecutor:
         self._rollout_flow = rollout_flow
         self._source = source
         self._renderer = renderer
-        self._dispatch = Dispatch(source, self._rollout, slots=max_concurrency)
+        self._dispatch = Dispatch(source, self._rollout, slots=max_concurrency, let_go=self._let_go)
 
     async def run(self) -> None:
         """Roll out samples until the source has none left, or `stop`.
@@ -46,6 +46,13 @@ class NaiveExecutor:
     def stop(self) -> None:
         """Let `run` return once what it has started has ended."""
         self._dispatch.stop()
+
+    def withdraw(self, sample: RolloutSample) -> None:
+        """End a sample that nobody wants any more, and remove its environment."""
+        self._dispatch.withdraw(sample)
+
+    async def _let_go(self, sample: RolloutSample) -> None:
+        await self._rollout_flow.give_up(sample)
 
     # --- weight updates -----------------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from agentflow.errors import AgentflowError, ConfigError, EngineError
+from agentflow.errors import AgentflowError, ConfigError
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin
-from agentflow.registry import load_agentflow
 from agentflow.runner import AsyncioRunner
+from executors.assembly import load_flow, make_worker
 from executors.coordinator import DataCoordinator
 from executors.failures import first_failure
 from executors.files import OutputError
@@ -35,13 +35,18 @@ from executors.hooks import CoordinatorHooks
 from executors.logs import logging_to
 from executors.rehearsal import rehearse
 from executors.run_dir import RunDir, RunStatus
-from executors.scheduling import action_level_twins, make_scheduling, scheduling_facts
+from executors.scheduling import scheduling_facts
 from executors.summary import Summary
 from executors.termination import classify
 from executors.token_meter import MeteredModel
 from executors.weight_sync import WeightSync
-from executors.wiring import build_engine, make_samples, require, runnable_tasks
-from executors.worker import RolloutWorker
+from executors.wiring import (
+    build_engine,
+    make_samples,
+    reach_engine,
+    require,
+    runnable_tasks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -49,7 +54,8 @@ if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import AgentFlow, Model
-    from agentflow.types import ModelInfo, RolloutSample
+    from agentflow.types import RolloutSample
+    from executors.worker import RolloutWorker
 
     EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
     TaskLoader = Callable[[AgentflowConfig], Sequence[Mapping[str, Any]]]
@@ -181,30 +187,20 @@ class Rollout:
     def _load_flow(
         self, access: EngineAccess, events: JsonlEvents, coordinator: DataCoordinator
     ) -> AgentFlow:
-        name, config, scheduling = self._config.flow.name, self._config.flow.model_dump(), None
-        if self._config.rollout.enable_action_level_scheduling:
-            name, config = action_level_twins(name, config)
-            scheduling = make_scheduling(self._config, CoordinatorHooks(coordinator, _WORKER))
-        return load_agentflow(
-            name,
-            config,
+        return load_flow(
+            self._config,
             access,
+            CoordinatorHooks(coordinator, _WORKER),
             runner=self._runner,
             events=events,
             on_turn=self.dir.save_trajectory,
-            scheduling=scheduling,
         )
 
     def _worker(
         self, flow: AgentFlow, coordinator: DataCoordinator, access: EngineAccess
     ) -> RolloutWorker:
-        return RolloutWorker(
-            _WORKER,
-            flow=flow,
-            coordinator=coordinator,
-            renderer=access.renderer,
-            runner=self._runner,
-            config=self._config.rollout,
+        return make_worker(
+            self._config, access, coordinator, worker=_WORKER, flow=flow, runner=self._runner
         )
 
     def _rehearsal(
@@ -298,14 +294,6 @@ class Rollout:
 
 _WORKER = "local"
 """The only worker of a foreground run; its executor runs on the caller's loop."""
-
-
-async def reach_engine(engine: MeteredModel, *, url: str) -> ModelInfo:
-    """Ask the engine who it is. Raises ConfigError naming `engine.url` when it does not answer."""
-    try:
-        return await engine.info()
-    except EngineError as error:
-        raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error
 
 
 async def _beside(

@@ -28,6 +28,10 @@ class SampleSource(Protocol):
         """Return a sample that was not begun."""
         ...
 
+    def abandon(self, sample: RolloutSample) -> None:
+        """Hear that a sample that nobody wants any more is worked on no more."""
+        ...
+
 
 class WorkerSource:
     """A coordinator as one of several workers sees it."""
@@ -51,3 +55,7 @@ class WorkerSource:
     def give_back(self, sample: RolloutSample) -> None:
         """Return a sample that was not begun."""
         self._coordinator.give_back(sample, self._worker)
+
+    def abandon(self, sample: RolloutSample) -> None:
+        """Hear that a sample that nobody wants any more is worked on no more."""
+        self._coordinator.abandon(sample, self._worker)

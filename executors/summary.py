@@ -32,12 +32,24 @@ class TokenLedger:
     """Of histories that somebody rewrote."""
     unfinished: int = 0
     """Of episodes that had not ended when the run was interrupted."""
+    stale: int = 0
+    """From weights older than the staleness limit allows."""
+    surplus: int = 0
+    """Of episodes that were not needed, because enough groups were complete."""
+    deadline: int = 0
+    """Of stragglers whose group did not wait for them."""
 
     @property
     def unaccounted(self) -> int:
         """What is left over; anything but 0 is a bug."""
-        spent = self.delivered + self.failed + self.restarted + self.forked + self.unfinished
-        return self.received - spent
+        kept = self.delivered + self.failed + self.restarted + self.forked + self.unfinished
+        return self.received - kept - self.stale - self.surplus - self.deadline
+
+    @classmethod
+    def of_books(cls, figures: Mapping[str, int]) -> TokenLedger:
+        """Take what `TokenBooks` gives at the end: who lives or waits then is unfinished."""
+        columns = dict(figures)
+        return cls(unfinished=columns.pop("live") + columns.pop("buffered"), **columns)
 
 
 @dataclass(slots=True, kw_only=True)

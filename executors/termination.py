@@ -29,6 +29,9 @@ _CLASS_OF: dict[Cause, TerminationClass] = {
     Cause.HANDLER_FAILED: TerminationClass.INFRA_OTHER,
     Cause.WEIGHT_SYNC: TerminationClass.INFRA_OTHER,
     Cause.CANCELLED: TerminationClass.INFRA_OTHER,
+    Cause.DEADLINE: TerminationClass.INFRA_OTHER,
+    Cause.SURPLUS: TerminationClass.INFRA_OTHER,
+    Cause.STALE: TerminationClass.INFRA_OTHER,
 }
 """Every cause but SUBMITTED, which the judge's verdict divides."""
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from agentflow.engine.rids import RidFactory
 from agentflow.engine.turns import EngineAccess
-from agentflow.errors import ConfigError
+from agentflow.errors import ConfigError, EngineError
 from agentflow.registry import BUILTIN_FLOW, did_you_mean
 from agentflow.swe import BUILTIN_PROVIDERS
 from agentflow.types import EpisodeId, RolloutSample
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig, EngineConfig
     from agentflow.engine.model_folder import ModelFolder
     from agentflow.protocols import Model
+    from agentflow.types import ModelInfo
 
 SCRIPTED = "scripted:"
 
@@ -44,6 +45,12 @@ def require(config: AgentflowConfig) -> None:
     ]
     if missing:
         raise ConfigError("\n".join(missing))
+
+
+def require_engine(config: AgentflowConfig) -> None:
+    """Check that there is an engine to reach. Raises ConfigError."""
+    if config.engine.url is None:
+        raise ConfigError("engine.url: is missing; give http://host:port, or scripted:oracle")
 
 
 def select_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:
@@ -211,3 +218,11 @@ def _secret(variable: str | None) -> str | None:
     if not value:
         raise ConfigError(f"engine.api_key_env: the variable {variable!r} is not set")
     return value
+
+
+async def reach_engine(engine: Model, *, url: str) -> ModelInfo:
+    """Ask the engine who it is. Raises ConfigError naming `engine.url` when it does not answer."""
+    try:
+        return await engine.info()
+    except EngineError as error:
+        raise ConfigError(f"engine.url: {url!r} cannot be used: {error}") from error

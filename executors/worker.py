@@ -50,6 +50,7 @@ class RolloutWorker:
         self._runner = runner
         self._config = config
         self.executor = self._build_executor()
+        coordinator.on_withdrawn(name, self.executor.withdraw)
 
     def _build_executor(self) -> Executor:
         source = WorkerSource(self._coordinator, self.name)

@@ -155,6 +155,12 @@ class TokenRecord:
             if span.version != NO_VERSION
         )
 
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest weight version that generated a token; None while there is none."""
+        generated = [span.version for span in self._spans if span.version != NO_VERSION]
+        return min(generated, default=None)
+
     def _span_ends(self) -> list[int]:
         return [span.start for span in self._spans[1:]] + [self._len] * bool(self._spans)
 

@@ -24,7 +24,7 @@ from agentflow.errors import ConfigError, EngineError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial
 from agentflow.protocols import ActionLevelAgent
 from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event, Stage
-from agentflow.swe.flow import SWEAgentFlow, aborted_generation
+from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
 from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
 from priority.policies import Fcfs
 
@@ -181,7 +181,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._advance(submitted.item, Event.FAILED)
         elif submitted.item.stage is Stage.LEFT:  # saved for a caller that has gone
             self._core.detached -= self._partial_rollout
-        await self.on_abort(submitted.sample, _WITHDRAWN)
+        await self.on_abort(submitted.sample, WITHDRAWN)
 
     def _ensure_scheduler(self) -> None:
         if self._closed:
@@ -311,7 +311,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._events.emit("preempted", sample.episode, preemptions=item.preemptions + 1)
             self._advance(item, Event.NEEDS_GENERATION)
         else:
-            await self.on_abort(sample, state if self._partial_rollout else _WITHDRAWN)
+            await self.on_abort(sample, state if self._partial_rollout else WITHDRAWN)
             self._core.detached += self._partial_rollout
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
@@ -411,7 +411,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def _give_up(self, sample: SWESample) -> None:
         self._core.detached -= sample.episode in self._envs
-        await self.on_abort(sample, _WITHDRAWN)
+        await self.on_abort(sample, WITHDRAWN)
 
     async def close(self) -> None:
         """End the workers, every action and every environment. Idempotent."""
@@ -435,6 +435,3 @@ def _told(future: asyncio.Future[None]) -> bool:
     if not future.done() or future.cancelled():
         return False
     return isinstance(future.exception(), RolloutGenerationAborted | None)
-
-
-_WITHDRAWN = PartialRolloutState(status=StepStatus.ABORTED)

@@ -90,10 +90,10 @@ class SWEAgentFlow:
         Raises PreprocessFailed.
         """
         partial = sample.partial_agent_data
-        if isinstance(partial, SWESample) and partial.episode in self._envs:
-            sample.partial_agent_data = None
+        if isinstance(partial, SWESample) and not sample.restart and partial.episode in self._envs:
             return self._resume(partial, sample.attempt)
-        if isinstance(partial, SWESample):  # its environment is gone: only files carry over
+        if isinstance(partial, SWESample):  # too old, or its environment is gone
+            await self.give_up(partial)
             write_off(partial, sample)
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
         try:
@@ -289,6 +289,10 @@ class SWEAgentFlow:
         else:
             await self._stop_env(sample)
 
+    async def give_up(self, sample: SWESample) -> None:
+        """Remove the environment of an interrupted episode that will not go on."""
+        await self.on_abort(sample, WITHDRAWN)
+
     async def reward(self, sample: SWESample) -> None:
         """Judge the patch in a fresh environment, if the agent submitted; else 0."""
         rollout = sample.m.rollout
@@ -363,6 +367,9 @@ def aborted_generation(message: str) -> PartialRolloutState:
     ending = Ending(cause=Cause.WEIGHT_SYNC, phase="generation", message=message)
     return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
 
+
+WITHDRAWN = PartialRolloutState(status=StepStatus.ABORTED)
+"""How an episode stands that nobody will go on with."""
 
 _LIMITS = frozenset({Cause.CONTEXT_FULL, Cause.STEP_LIMIT, Cause.COST_LIMIT, Cause.TIME_LIMIT})
 

@@ -21,15 +21,14 @@ import orjson
 from agentflow.config import TasksConfig
 from agentflow.errors import ConfigError
 from agentflow.observe.jsonl import JsonlEvents
-from agentflow.registry import load_agentflow
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.action_level_flow import NoHooks
+from executors.assembly import load_flow
 from executors.failures import first_failure
 from executors.files import OutputError, write_atomic
 from executors.logs import logging_to
 from executors.run_dir import RunDir, RunStatus
-from executors.scheduling import action_level_twins, make_scheduling
-from executors.session import RolloutFailed, reach_engine
+from executors.session import RolloutFailed
 from executors.summary import Summary
 from executors.task_scheduler.cluster_layout import _build_placement_pool, pool_of
 from executors.task_scheduler.data_source import EvalDataset
@@ -39,7 +38,7 @@ from executors.task_scheduler.iteration import IterationPublisher
 from executors.task_scheduler.scheduler import TaskScheduler
 from executors.task_scheduler.spec import EvaluatorSpec
 from executors.token_meter import MeteredModel
-from executors.wiring import build_engine, runnable_tasks
+from executors.wiring import build_engine, reach_engine, runnable_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,18 +127,13 @@ class EvalSession:
         )
 
     def _load_flow(self, access: EngineAccess, events: JsonlEvents) -> AgentFlow:
-        name, flow, scheduling = self._config.flow.name, self._config.flow.model_dump(), None
-        if self._config.rollout.enable_action_level_scheduling:
-            name, flow = action_level_twins(name, flow)
-            scheduling = make_scheduling(self._config, NoHooks())
-        return load_agentflow(
-            name,
-            flow,
+        return load_flow(
+            self._config,
             access,
+            NoHooks(),
             runner=self._runner,
             events=events,
             on_turn=self.dir.save_trajectory,
-            scheduling=scheduling,
         )
 
     def _scheduler(

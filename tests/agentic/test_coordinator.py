@@ -154,7 +154,11 @@ async def test_an_episode_that_kills_its_workers_is_dropped_and_its_group_comple
         coordinator.release_worker(f"w{i}")
     await coordinator.put_data(good, "good")
     assert coordinator.counts().dropped == {Cause.CANCELLED: 1}
-    assert coordinator.take_groups() == [(good,)]
+    ((first, second),) = coordinator.take_groups()
+    assert first is good
+    assert second.remove_sample
+    assert second.ending is not None
+    assert second.ending.cause is Cause.CANCELLED
     coordinator.finish()
     assert await coordinator.get_sample("good") is None
 

@@ -136,7 +136,7 @@ async def test_an_episode_that_is_always_interrupted_ends_as_a_fallback() -> Non
 async def test_a_failed_start_reaches_its_sample_with_its_cause() -> None:
     """The others of the group are whole; the failed one is masked and says why."""
     world = World(seed=0, tasks=2, n=2)
-    broken = next(iter(world.coordinator._samples))
+    broken = next(iter(world.coordinator._books.samples))
     world.envs.broken.add(broken.key)
     await world.run()
     await world.close()

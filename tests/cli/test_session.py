@@ -70,6 +70,9 @@ async def test_a_run_keeps_everything_it_should(tmp_path: Path) -> None:
         "restarted": 0,
         "forked": 0,
         "unfinished": 0,
+        "stale": 0,
+        "surplus": 0,
+        "deadline": 0,
         "unaccounted": 0,
     }
     assert figures["samples"] == {

@@ -12,21 +12,34 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-def test_the_example_prints_what_it_resolved(tmp_path: Path) -> None:
-    """The Python block of README runs as it stands, from nothing but the package."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+def run_example(number: int, folder: Path) -> list[str]:
+    """Run a Python block of README as it stands, from nothing but the package."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number]
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
+        cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/local/bin:/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert done.stdout.splitlines()[-1:] == ["resolved 2 of 2"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_example_prints_what_it_resolved(tmp_path: Path) -> None:
+    """The whole run of README."""
+    assert run_example(0, tmp_path)[-1:] == ["resolved 2 of 2"]
     assert (tmp_path / "runs" / "example" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_the_trainers_example_trains(tmp_path: Path) -> None:
+    """The trainer's loop of README: two steps of two groups of two."""
+    assert run_example(1, tmp_path) == ["[1.0, 1.0, 1.0, 1.0]"] * 2
 
 
 def test_every_folder_that_readme_names_exists() -> None:

@@ -64,7 +64,7 @@ class LosesSamples(Broken):
 
     async def run(self) -> None:
         """Take the first sample away."""
-        self.source.drop(next(iter(self.source._queue)), Cause.CANCELLED)
+        self.source.drop(next(iter(self.source._books.queue)), Cause.CANCELLED)
         await super().run()
 
 

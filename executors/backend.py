@@ -1,0 +1,340 @@
+"""RolloutBackend: what a trainer holds.
+
+    trainer ─ step, submit, validate ─▶ DataCoordinator ─▶ RolloutWorker ─▶ flow ─▶ engine
+            ◀─ groups, ack ────────────       ▲                  ▲
+            ─ pause, weights_updated, resume ─┴─── WeightSync ───┘
+
+Owns nothing but the parts' life: it starts them, passes calls on, and takes them down. What runs
+when is the flow's decision, which group is complete the coordinator's. Everything is called on one
+event loop; code without one takes `SyncRolloutBackend` (`backend.sync()`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+from agentflow.config_loading import Sources, check
+from agentflow.errors import AgentflowError, ConfigError
+from agentflow.runner import AsyncioRunner
+from agentflow.types import Cause, Ending, SyncMode
+from executors.backend_parts import BackendParts
+from executors.failures import first_failure
+from executors.held_sync import HeldSync
+from executors.observers import BookObserver
+from executors.prompts import Issued, Issuer
+from executors.wiring import build_engine, require_engine, runnable_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from types import TracebackType
+
+    from agentflow.config import AgentflowConfig
+    from agentflow.engine.turns import EngineAccess
+    from executors.groups import Group
+    from executors.prompts import Prompt
+    from executors.sync_backend import SyncRolloutBackend
+
+    EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
+    TaskLoader = Callable[[AgentflowConfig], Sequence[Mapping[str, Any]]]
+
+STATE_SCHEMA = "agentflow-backend/1"
+TICK_S = 0.5
+"""Between two looks at leases and deadlines, which are tens of seconds and more."""
+
+logger = logging.getLogger(__name__)
+
+
+class BackendFailed(AgentflowError):
+    """The rollouts cannot go on; says why. What was delivered stays delivered."""
+
+
+class RolloutBackend:
+    """Rollouts for a trainer: prompts in, complete groups out."""
+
+    def __init__(
+        self,
+        config: AgentflowConfig,
+        *,
+        make_engine: EngineMaker = build_engine,
+        load_tasks: TaskLoader = runnable_tasks,
+    ) -> None:
+        """Needs `engine.url`; `tasks.source` fills `tasks`, and `run.out` keeps what ended.
+
+        Raises ConfigError.
+        """
+        require_engine(config)
+        self._config = config
+        self._make_engine = make_engine
+        self.tasks: Sequence[Mapping[str, Any]] = (
+            load_tasks(config) if config.tasks.source is not None else ()
+        )
+        """The rows of `tasks.source`, to make prompts of."""
+        self._runner = AsyncioRunner(seed=config.run.seed)
+        self._issuer = Issuer()
+        self._open: dict[str, Issued] = {}
+        """Groups that were issued and not acknowledged."""
+        self._delivered: set[str] = set()
+        self._claimed: set[str] = set()
+        """Groups that a `step` or `validate` waits for, which `groups` leaves alone."""
+        self._version = 0
+        self._stack = contextlib.AsyncExitStack()
+        self._parts: BackendParts | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._pause: HeldSync | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], **keywords: Any) -> Self:
+        """Make one from a configuration file's content. Raises ConfigError."""
+        return cls(check(Sources(values=dict(config), default="config")), **keywords)
+
+    def sync(self) -> SyncRolloutBackend:
+        """Give the same backend to code without an event loop."""
+        from executors.sync_backend import SyncRolloutBackend  # noqa: PLC0415  # it imports this
+
+        return SyncRolloutBackend(self)
+
+    # --- its life -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Reach the engine and start working. Raises ConfigError; nothing is left behind then."""
+        if self._parts is not None:
+            raise RuntimeError("the backend was started already; make a new one")
+        try:
+            self._parts = await BackendParts.build(
+                self._config,
+                self._stack,
+                self._runner,
+                make=self._make_engine,
+                tasks=self.tasks,
+                observer=_Forgets(self._open),
+            )
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._parts.set_version(self._version)
+        for issued in self._open.values():
+            self._parts.coordinator.add(issued.samples())
+        self._working = asyncio.get_running_loop().create_task(self._work(), name="rollouts")
+
+    async def close(self) -> None:
+        """End what runs, remove every environment, let go of the engine. Idempotent."""
+        if self._pause is not None:
+            await self.resume()
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+            self._working = None
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _work(self) -> None:
+        """Run the workers; whatever ends them reaches everybody who waits for a group."""
+        parts = self._running
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for worker in parts.workers:
+                    tasks.create_task(worker.run(), name=f"worker {worker.name}")
+                tasks.create_task(self._keep_house(), name="deadlines")
+        except ExceptionGroup as group:
+            logger.exception("the rollouts failed")
+            parts.failed = first_failure(group)
+            parts.coordinator.fail(BackendFailed(parts.failed))
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._running.coordinator.expire()
+            self._running.coordinator.close_overdue()
+
+    @property
+    def _running(self) -> BackendParts:
+        if self._parts is None:
+            raise RuntimeError("the backend is not started: call start() first")
+        return self._parts
+
+    # --- prompts in, groups out ---------------------------------------------------------------
+
+    def submit(self, prompts: Sequence[Prompt], *, n: int | None = None) -> list[str]:
+        """Issue prompts, `n` samples each (`run.n`); returns the uids of their groups.
+
+        Groups come out of `groups`. A prompt is a task row or a RolloutSample.
+        """
+        return [issued.uid for issued in self._issue(prompts, n=n)]
+
+    async def groups(self) -> AsyncIterator[Group]:
+        """Yield complete groups of exactly n samples, waiting for them; ends after `finish`.
+
+        Samples that cannot be trained on are masked (`remove_sample`) and keep their place. Raises
+        DeadGroups and BackendFailed.
+        """
+        while (group := await self._next_group(but=self._claimed)) is not None:
+            yield group
+
+    async def step(
+        self, prompts: Sequence[Prompt], *, n: int | None = None, enough: int | None = None
+    ) -> list[Group]:
+        """Issue prompts and wait for their groups, in the order of the prompts.
+
+        With `enough`, as many groups are awaited as that; the rest is aborted and counted as
+        surplus. Groups that no sample of can be trained on are dropped, and missing. Raises as
+        `groups` does.
+        """
+        return await self._collect(self._issue(prompts, n=n), enough=enough)
+
+    async def validate(self, prompts: Sequence[Prompt], *, n: int = 1) -> list[Group]:
+        """Roll prompts out before all others, not for training; as `step`, acknowledged at once."""
+        groups = await self._collect(self._issue(prompts, n=n, validate=True))
+        for group in groups:
+            await self.ack(group)
+        return groups
+
+    async def ack(self, group: Group) -> None:
+        """Say that the trainer has used a group: it will not come again, whatever happens.
+
+        Raises ValueError for a group that was not delivered, or was acknowledged before.
+        """
+        uid = group[0].episode.uid
+        if uid not in self._delivered:
+            raise ValueError(f"group {uid!r} waits for no acknowledgement; ack each group once")
+        self._delivered.remove(uid)
+        del self._open[uid]
+
+    def finish(self) -> None:
+        """Say that nothing more will be submitted, so that `groups` ends."""
+        self._running.coordinator.finish()
+
+    def _issue(
+        self, prompts: Sequence[Prompt], *, n: int | None, validate: bool = False
+    ) -> list[Issued]:
+        parts, size = self._running, n if n is not None else self._config.run.n
+        if size < 1:
+            raise ValueError(f"n is {size}; a group has at least 1 sample")
+        batch = [self._issuer.issue(prompt, n=size, validate=validate) for prompt in prompts]
+        for issued in batch:
+            self._open[issued.uid] = issued
+            parts.coordinator.add(issued.samples())
+        return batch
+
+    async def _collect(self, batch: Sequence[Issued], *, enough: int | None = None) -> list[Group]:
+        left = dict.fromkeys(issued.uid for issued in batch)
+        order = {uid: place for place, uid in enumerate(left)}
+        wanted = len(left) if enough is None else enough
+        groups: list[Group] = []
+        self._claimed |= left.keys()
+        try:
+            while len(groups) < wanted and (group := await self._next_group(left)) is not None:
+                groups.append(group)
+                del left[group[0].episode.uid]
+        finally:
+            self._claimed -= order.keys()
+        self._drop(left, Ending(cause=Cause.SURPLUS, phase="group", message="enough were complete"))
+        return sorted(groups, key=lambda group: order[group[0].episode.uid])
+
+    async def _next_group(
+        self, among: Collection[str] | None = None, *, but: Collection[str] = ()
+    ) -> Group | None:
+        group = await self._running.coordinator.next_group(among, but=but)
+        if group is not None:
+            self._delivered.add(group[0].episode.uid)
+        return group
+
+    def _drop(self, uids: Collection[str], ending: Ending) -> None:
+        for uid in uids:
+            self._running.coordinator.drop_group(uid, ending)
+
+    # --- weights ------------------------------------------------------------------------------
+
+    async def pause(self, mode: SyncMode | str = SyncMode.ABORT) -> None:
+        """Let no generation run, so that the engine's weights can be replaced.
+
+        Starts, commands and rewards go on. `mode` says what becomes of generations in flight.
+        """
+        if self._pause is not None:
+            raise RuntimeError("the backend is paused already; resume() first")
+        self._pause = HeldSync(self._running.sync, SyncMode(mode))
+        try:
+            await self._pause.begin()
+        except BaseException:
+            self._pause = None
+            raise
+
+    async def resume(self) -> None:
+        """Go on generating; interrupted episodes first. Harmless when not paused."""
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            await pause.end()
+
+    def weights_updated(self, version: int) -> None:
+        """Say that the trainer's weights are `version` now, from which staleness is counted.
+
+        By itself it interrupts nothing. Raises ValueError for a version below the last one.
+        """
+        self._running.set_version(version)
+        self._version = version
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint needs: the prompts not acknowledged, as plain data."""
+        return {
+            "schema": STATE_SCHEMA,
+            "version": self._version,
+            "issued": dict(self._issuer.times),
+            "open": [i.to_plain() for i in self._open.values() if not i.prompt.validate],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a checkpoint's state, before `start`: what was not acknowledged is issued again.
+
+        Raises ConfigError for a state of something else.
+        """
+        if self._parts is not None:
+            raise RuntimeError("load_state_dict comes before start")
+        if state.get("schema") != STATE_SCHEMA:
+            raise ConfigError(
+                f"state: schema is {state.get('schema')!r}; it must be {STATE_SCHEMA!r}, as"
+                " state_dict gives it"
+            )
+        self._version = state["version"]
+        self._issuer.times.update(state["issued"])
+        self._open = {plain["uid"]: Issued.from_plain(plain) for plain in state["open"]}
+
+    def metrics(self) -> dict[str, float]:
+        """Give the gauges of the parts: `coordinator/queued`, `local/generating`, `tokens/live`."""
+        parts = self._running
+        return {
+            **_named("coordinator", parts.coordinator.gauges()),
+            **_named("tokens", parts.books.figures()),
+            **{k: v for w in parts.workers for k, v in _named(w.name, w.gauges()).items()},
+            "weights/version": self._version,
+            "groups/open": len(self._open),
+        }
+
+
+class _Forgets(BookObserver):
+    """Groups that are dropped need no acknowledgement, and come in no checkpoint."""
+
+    def __init__(self, issued: dict[str, Issued]) -> None:
+        self._issued = issued
+
+    def group_dropped(self, uid: str) -> None:
+        """Forget it."""
+        self._issued.pop(uid, None)
+
+
+def _named(prefix: str, gauges: Mapping[str, float]) -> dict[str, float]:
+    return {f"{prefix}/{name}": value for name, value in gauges.items()}

@@ -1,0 +1,182 @@
+"""BackendParts: what a started RolloutBackend consists of, and how it is put together."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentflow.observe.events import NullEvents
+from agentflow.observe.jsonl import JsonlEvents
+from agentflow.protocols import EngineAdmin, Versioned
+from executors.assembly import load_flow, make_worker
+from executors.coordinator import DataCoordinator
+from executors.groups import GroupRules, StragglerRule
+from executors.hooks import CoordinatorHooks
+from executors.logs import logging_to
+from executors.observers import Observers
+from executors.run_dir import RunDir, RunStatus
+from executors.scheduling import scheduling_facts
+from executors.summary import Summary, TokenLedger
+from executors.termination import classify
+from executors.token_books import TokenBooks
+from executors.token_meter import MeteredModel
+from executors.weight_sync import WeightSync
+from executors.wiring import reach_engine
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from typing import Any
+
+    from agentflow.config import AgentflowConfig, GroupsConfig
+    from agentflow.engine.turns import EngineAccess
+    from agentflow.protocols import EventSink, Model
+    from agentflow.runner import AsyncioRunner
+    from agentflow.types import RolloutSample
+    from executors.observers import BookObserver
+    from executors.worker import RolloutWorker
+
+    EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
+
+WORKER = "local"
+"""The only worker so far; more replicas get one each."""
+
+
+class BackendParts:
+    """What a started backend consists of."""
+
+    def __init__(
+        self,
+        config: AgentflowConfig,
+        access: EngineAccess,
+        runner: AsyncioRunner,
+        *,
+        run_dir: RunDir | None,
+        observer: BookObserver,
+    ) -> None:
+        self.events: EventSink = NullEvents()
+        if run_dir is not None:
+            self.events = JsonlEvents(run_dir.path / "events.jsonl", runner)
+        self.engine: Model = access.engine
+        self.meter = MeteredModel(access.engine)
+        self.access = dataclasses.replace(access, engine=self.meter)
+        self.run_dir = run_dir
+        self.books = TokenBooks(self.meter.received)
+        self.summary = Summary(planned=0)
+        self.failed: str | None = None
+        self._config = config
+        self._runner = runner
+        self.coordinator = DataCoordinator(
+            runner=runner,
+            on_ended=self._ended,
+            events=self.events,
+            max_attempts=config.rollout.max_attempts,
+            rules=make_rules(config.groups),
+            observer=Observers(self.books, observer),
+        )
+
+    @classmethod
+    async def build(
+        cls,
+        config: AgentflowConfig,
+        stack: contextlib.AsyncExitStack,
+        runner: AsyncioRunner,
+        *,
+        make: EngineMaker,
+        tasks: Sequence[Mapping[str, Any]],
+        observer: BookObserver,
+    ) -> BackendParts:
+        """Make them; `stack` takes them down."""
+        stack.callback(runner.close)
+        run_dir = None
+        if config.run.out is not None:
+            run_dir = RunDir(Path(config.run.out), runner=runner)
+            run_dir.check()
+        parts = cls(config, make(config, tasks), runner, run_dir=run_dir, observer=observer)
+        stack.push_async_callback(_on_flow_worker, runner, parts.meter.close)
+        reach = partial(reach_engine, parts.meter, url=str(config.engine.url))
+        model = await runner.on_flow_worker(reach())
+        parts.open_run_dir(stack, model=model.name)
+        flow = load_flow(
+            config,
+            parts.access,
+            CoordinatorHooks(parts.coordinator, WORKER),
+            runner=runner,
+            events=parts.events,
+            on_turn=run_dir.save_trajectory if run_dir is not None else None,
+        )
+        stack.push_async_callback(_on_flow_worker, runner, flow.close)
+        worker = make_worker(
+            config, parts.access, parts.coordinator, worker=WORKER, flow=flow, runner=runner
+        )
+        parts.use(worker)
+        return parts
+
+    def use(self, worker: RolloutWorker) -> None:
+        """Take the worker, and the weight sync over it."""
+        engines = [self.engine] if isinstance(self.engine, EngineAdmin) else []
+        self.workers = [worker]
+        self.sync = WeightSync(self.workers, engines, runner=self._runner, events=self.events)
+
+    def open_run_dir(self, stack: contextlib.AsyncExitStack, *, model: str) -> None:
+        """Keep what ends, where `run.out` says so."""
+        if self.run_dir is None:
+            return
+        stack.callback(self.run_dir.close)
+        self.run_dir.open(self._config, argv=(), model=model)
+        stack.enter_context(logging_to(self.run_dir.path / "logs" / "agentflow.log"))
+        stack.callback(self._finish, began=self._runner.now())
+        stack.callback(self._end_events)
+        self.events.emit("run_started", planned=0, **scheduling_facts(self._config.rollout))
+
+    def set_version(self, version: int) -> None:
+        """The weights are `version`; an engine that does not know by itself is told."""
+        self.coordinator.weights_updated(version)
+        if isinstance(self.engine, Versioned):
+            self.engine.weight_version = version
+
+    def _ended(self, sample: RolloutSample) -> None:
+        assert sample.ending is not None
+        sample.termination = classify(sample.ending, reward=sample.rewards)
+        self.books.ended(sample)
+        if self.run_dir is not None:
+            self.run_dir.save_sample(sample)
+            self.summary.add(sample)
+
+    def _end_events(self) -> None:
+        self.events.emit("run_ended", status=self._status)
+        if isinstance(self.events, JsonlEvents):
+            self.events.close()
+
+    @property
+    def _status(self) -> RunStatus:
+        return RunStatus.DONE if self.failed is None else RunStatus.FAILED
+
+    def _finish(self, *, began: float) -> None:
+        assert self.run_dir is not None
+        figures = self.books.figures()
+        self.summary.planned = self.coordinator.counts().issued
+        self.summary.samples = self.coordinator.counts()
+        self.summary.wall_s = self._runner.now() - began
+        self.summary.tokens = TokenLedger.of_books(figures)
+        self.run_dir.finish(self._status, summary=self.summary, error=self.failed)
+
+
+def make_rules(groups: GroupsConfig) -> GroupRules:
+    """Say how groups come to the trainer."""
+    return GroupRules(
+        buffer=groups.buffer,
+        straggler=StragglerRule(groups.straggler),
+        deadline_s=groups.deadline_s if groups.deadline_s is not None else float("inf"),
+        staleness=groups.staleness,
+        retries=groups.retries,
+        dead_in_a_row=groups.dead_in_a_row,
+    )
+
+
+async def _on_flow_worker(
+    runner: AsyncioRunner, call: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    await runner.on_flow_worker(call())
