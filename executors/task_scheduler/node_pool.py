@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from executors.task_scheduler.resource import ONE, UNBOUNDED, Placement, units
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from executors.task_scheduler.resource import Amounts, NodeResource
 
 
@@ -31,13 +33,18 @@ class _NodePool:
         """What nodes are ordered by: free GPU first, then free cores, then free memory."""
         return self.free_gpu, self.cpu, self.memory
 
-    def try_allocate(self, want: Amounts) -> Placement | None:
-        """Take `want` from the GPUs that it leaves the least on; None where it does not fit."""
-        if want.cpu > self.cpu or want.memory > self.memory:
-            return None
+    def room_for(self, want: Amounts) -> int:
+        """How many of `want` fit beside what is there."""
+        return _room(want, cpu=self.cpu, memory=self.memory, gpus=self.gpus.values())
+
+    def max_tokens_for(self, want: Amounts) -> int:
+        """How many of `want` the whole node can hold when nothing else is on it."""
+        gpus = [ONE] * len(self.gpus)
+        return _room(want, cpu=self.total_cpu, memory=self.total_memory, gpus=gpus)
+
+    def allocate(self, want: Amounts) -> Placement:
+        """Take `want`, which fits, from the GPUs that it leaves the least on."""
         chosen = self._choose(want.gpu)
-        if chosen is None:
-            return None
         self._take(want, chosen, sign=1)
         return Placement(node=self.supply.node, gpus=chosen, taken=want)
 
@@ -45,15 +52,13 @@ class _NodePool:
         """Give a placement of this node back."""
         self._take(placement.taken, placement.gpus, sign=-1)
 
-    def _choose(self, gpu: int) -> tuple[int, ...] | None:
+    def _choose(self, gpu: int) -> tuple[int, ...]:
         if gpu == 0:
             return ()
         if gpu > ONE:  # entire GPUs
             free = [name for name, left in self.gpus.items() if left == ONE]
-            wanted = gpu // ONE
-            return tuple(free[:wanted]) if len(free) >= wanted else None
-        best = min(((left, name) for name, left in self.gpus.items() if left >= gpu), default=None)
-        return None if best is None else (best[1],)
+            return tuple(free[: gpu // ONE])
+        return (min((left, name) for name, left in self.gpus.items() if left >= gpu)[1],)
 
     def _take(self, amounts: Amounts, gpus: tuple[int, ...], *, sign: int) -> None:
         self.cpu -= sign * amounts.cpu
@@ -62,22 +67,23 @@ class _NodePool:
         for name in gpus:
             self.gpus[name] -= sign * (amounts.gpu // len(gpus))
 
-    def max_tokens_for(self, want: Amounts) -> int:
-        """How many of `want` the whole node can hold when nothing else is on it."""
-        fits = [UNBOUNDED]
-        if want.cpu:
-            fits.append(self.total_cpu // want.cpu)
-        if want.memory:
-            fits.append(self.total_memory // want.memory)
-        if want.gpu > ONE:
-            fits.append(len(self.gpus) // (want.gpu // ONE))
-        elif want.gpu:
-            fits.append(len(self.gpus) * (ONE // want.gpu))
-        return min(fits)
-
     def check(self) -> None:
         """Assert that nothing is over-committed and nothing was given back twice."""
         assert 0 <= self.cpu <= self.total_cpu, self.supply
         assert 0 <= self.memory <= self.total_memory, self.supply
         assert all(0 <= left <= ONE for left in self.gpus.values()), self.gpus
         assert self.free_gpu == sum(self.gpus.values()), self.gpus
+
+
+def _room(want: Amounts, *, cpu: int, memory: int, gpus: Collection[int]) -> int:
+    """How many of `want` fit into what is left; `gpus` is what is left on each."""
+    fits = [UNBOUNDED]
+    if want.cpu:
+        fits.append(cpu // want.cpu)
+    if want.memory:
+        fits.append(memory // want.memory)
+    if want.gpu > ONE:
+        fits.append(sum(left == ONE for left in gpus) // (want.gpu // ONE))
+    elif want.gpu:
+        fits.append(sum(left // want.gpu for left in gpus))
+    return min(fits)

@@ -5,12 +5,14 @@
 Owns what is free on every node. A batch gets all its tokens or none. Who waits is served strictly
 in order, so that a large batch is never overtaken for ever by small ones; nobody, not even
 `try_acquire_batch`, passes the queue. Every change is one synchronous step on one event loop: that
-is the pool's lock. What a lease took comes back exactly once.
+is the pool's lock, so another thread is refused. What a lease took comes back exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import threading
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentflow.errors import ConfigError
 from executors.task_scheduler.node_pool import _NodePool
-from executors.task_scheduler.resource import UNBOUNDED, Placement, Resource
+from executors.task_scheduler.resource import UNBOUNDED, Placement, Resource, check_sample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -59,8 +61,10 @@ class PlacementPool:
             self._nodes[supply.node] = _NodePool(supply)
         if not self._nodes:
             raise ConfigError("cluster layout: it has no node; name at least one")
+        self._in_order = tuple(self._nodes.values())
         self._waiting: deque[_Waiter] = deque()
         self._leases = 0
+        self._thread = threading.get_ident()
 
     # --- acquiring ----------------------------------------------------------------------------
 
@@ -69,17 +73,18 @@ class PlacementPool:
     ) -> BatchLease | None:
         """Take one `per_sample` at a time until `budget` or `max_tokens` is reached, or nothing.
 
-        None when any of them cannot be placed now, or when others wait for their turn.
+        None when not all of them can be placed now, or when others wait for their turn. Raises
+        ConfigError for a demand that is on no GPU, PlacementDeadlock for a budget without room.
         """
-        if self._waiting:
-            return None
-        return self._take(per_sample.amounts, min(budget.tokens(per_sample), max_tokens))
+        self._claim()
+        count = _count(budget, per_sample, max_tokens)
+        return None if self._waiting else self._take(per_sample.amounts, count)
 
     async def acquire_batch(
         self, budget: Resource, per_sample: Resource, max_tokens: int
     ) -> BatchLease:
         """The same, waiting in order. Raises PlacementDeadlock for what can never be admitted."""
-        count = min(budget.tokens(per_sample), max_tokens)
+        count = _count(budget, per_sample, max_tokens)
         capacity = self.max_tokens_for(per_sample)
         if count > capacity:
             raise PlacementDeadlock(
@@ -97,20 +102,30 @@ class PlacementPool:
             self._give_up(waiter)
             raise
 
+    def _claim(self) -> None:
+        """Refuse another thread, except where nobody holds anything or waits."""
+        thread = threading.get_ident()
+        if thread != self._thread and (self._leases or self._waiting):
+            raise RuntimeError("a PlacementPool is used, and released to, by one thread alone")
+        self._thread = thread
+
     def _give_up(self, waiter: _Waiter) -> None:
         if waiter.granted.done() and not waiter.granted.cancelled():
             self.release(waiter.granted.result())
             return
-        self._waiting.remove(waiter)
+        if waiter in self._waiting:  # else a release in between has passed it already
+            self._waiting.remove(waiter)
         self._serve()
 
     def release(self, lease: BatchLease) -> None:
         """Give a batch's tokens back and admit who waits. Raises ValueError the second time."""
+        self._claim()
         if lease.released:
             raise ValueError("this lease was released already")
         lease.released = True
         self._leases -= 1
-        self._give_back(lease.tokens)
+        for token in lease.tokens:
+            self._nodes[token.node].release(token)
         self._serve()
 
     def _serve(self) -> None:
@@ -124,39 +139,35 @@ class PlacementPool:
             self._waiting.popleft()
 
     def _take(self, want: Amounts, count: int) -> BatchLease | None:
-        taken: list[Placement] = []
-        for _ in range(count):
-            placement = self._place(want)
-            if placement is None:
-                self._give_back(taken)
-                return None
-            taken.append(placement)
+        """Take all or nothing, each from the node that is the freest then.
+
+        Equals come in the layout's order. How many alike fit is known before the first is placed,
+        so that nothing has to be rolled back.
+        """
+        rooms = [node.room_for(want) for node in self._in_order]
+        if sum(rooms) < count:
+            return None
+        freest = [(*_order(node), i) for i, node in enumerate(self._in_order) if rooms[i]]
+        heapq.heapify(freest)
+        tokens: list[Placement] = []
+        while len(tokens) < count:
+            index = freest[0][-1]
+            node = self._in_order[index]
+            tokens.append(node.allocate(want))
+            rooms[index] -= 1
+            if rooms[index]:
+                heapq.heapreplace(freest, (*_order(node), index))
+            else:
+                heapq.heappop(freest)
         self._leases += 1
-        return BatchLease(tokens=tuple(taken))
-
-    def _place(self, want: Amounts) -> Placement | None:
-        """Place one sample on the freest node that takes it; equals in the layout's order."""
-        nodes = self._nodes.values()
-        freest = max(nodes, key=lambda node: node.freedom)
-        placement = freest.try_allocate(want)
-        if placement is not None or len(self._nodes) == 1:
-            return placement
-        for node in sorted(nodes, key=lambda node: node.freedom, reverse=True):
-            placement = node.try_allocate(want)
-            if placement is not None:
-                return placement
-        return None
-
-    def _give_back(self, placements: Iterable[Placement]) -> None:
-        for placement in placements:
-            self._nodes[placement.node].release(placement)
+        return BatchLease(tokens=tuple(tokens))
 
     # --- looking ------------------------------------------------------------------------------
 
     def max_tokens_for(self, per_sample: Resource) -> int:
         """How many of `per_sample` the empty pool can hold; UNBOUNDED for a demand of nothing."""
         want = per_sample.amounts
-        return min(UNBOUNDED, sum(node.max_tokens_for(want) for node in self._nodes.values()))
+        return min(UNBOUNDED, sum(node.max_tokens_for(want) for node in self._in_order))
 
     @property
     def waiting(self) -> int:
@@ -177,8 +188,24 @@ class PlacementPool:
             node.check()
         if self._waiting:
             head = self._waiting[0]
-            trial = self._take(head.want, head.count)
-            assert trial is None, "the first in the queue fits and was not served"
+            room = sum(node.room_for(head.want) for node in self._in_order)
+            assert room < head.count, "the first in the queue fits and was not served"
+
+
+def _count(budget: Resource, per_sample: Resource, max_tokens: int) -> int:
+    """Tell how many tokens a batch asks for."""
+    check_sample(per_sample, name="per_sample")
+    room = budget.tokens(per_sample)
+    if room < 1:
+        raise PlacementDeadlock(f"Deadlock: the budget {budget} has no room for one {per_sample}")
+    if max_tokens < 0:
+        raise ValueError(f"max_tokens is {max_tokens}; it must not be negative")
+    return min(room, max_tokens)
+
+
+def _order(node: _NodePool) -> tuple[int, int, int]:
+    gpu, cpu, memory = node.freedom
+    return -gpu, -cpu, -memory
 
 
 class LocalPool:

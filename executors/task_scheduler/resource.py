@@ -58,8 +58,10 @@ class Resource:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for amounts that cannot be."""
-        if self.concurrency < 1:
-            raise ConfigError(f"Resource.concurrency is {self.concurrency}; it must be at least 1")
+        if type(self.concurrency) is not int or self.concurrency < 1:
+            raise ConfigError(
+                f"Resource.concurrency is {self.concurrency}; it must be a whole number from 1"
+            )
         amounts = Amounts(
             gpu=units(self.gpu, name="Resource.gpu"),
             cpu=units(self.cpu, name="Resource.cpu"),

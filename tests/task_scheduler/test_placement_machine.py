@@ -32,6 +32,7 @@ MOVES = st.lists(
         st.tuples(st.just("ask"), DEMANDS, st.integers(1, 9)),
         st.tuples(st.just("release"), st.integers(0, 99)),
         st.tuples(st.just("cancel"), st.integers(0, 99)),
+        st.tuples(st.just("cancel and release"), st.integers(0, 99)),
     ),
     max_size=40,
 )
@@ -86,12 +87,16 @@ class _Play:
         if self.held:
             self.pool.release(self.held.pop(which % len(self.held)))
 
-    async def cancel(self, which: int) -> None:
+    async def cancel(self, which: int, *, release: bool) -> None:
+        """Cancel a waiter; `release` something before it notices."""
         if self.waiting:
             entry = self.waiting[which % len(self.waiting)]
             self.waiting.remove(entry)
             entry[1].cancel()
+            if release:
+                self.release(which)
             await asyncio.wait([entry[1]])
+            assert entry[1].cancelled()
 
 
 async def _play(nodes: list[tuple[int, float, float]], moves: list[Any]) -> None:
@@ -102,7 +107,7 @@ async def _play(nodes: list[tuple[int, float, float]], moves: list[Any]) -> None
         elif kind == "release":
             play.release(*rest)
         else:
-            await play.cancel(*rest)
+            await play.cancel(*rest, release=kind != "cancel")
         await play.settle()
     while play.waiting or play.held:  # everybody gets a turn as long as somebody gives back
         assert play.held, "who waits in a free pool waits for ever"

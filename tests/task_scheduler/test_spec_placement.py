@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import scheduler_parts as parts
@@ -181,6 +183,63 @@ async def test_a_waiter_cancelled_after_its_grant_gives_it_back() -> None:
         it.release(held)
         waiter.cancel()
     assert it.free()["n0"][1] == ONE
+
+
+async def test_a_waiter_passed_by_after_its_cancellation_ends_as_cancelled() -> None:
+    """Something is released between its cancelling and its noticing it."""
+    it = pool((0, 2, 100))
+    one = Resource(cpu=1)
+    held = await it.acquire_batch(MANY, one, 2)
+    waiter = asyncio.create_task(it.acquire_batch(MANY, one, 2))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    it.release(held)
+    await asyncio.wait([waiter])
+    assert waiter.cancelled()
+    assert it.free()["n0"][1] == 2 * ONE
+    assert it.gauges() == {"leases": 0.0, "waiting": 0.0}
+
+
+def test_another_thread_is_refused_while_somebody_holds_a_lease() -> None:
+    """The pool's lock is its event loop; a free pool may move to another thread."""
+    it = pool((1, 1, 1))
+    with ThreadPoolExecutor(1) as other:
+        lease = it.try_acquire_batch(MANY, Resource(gpu=1), 1)
+        assert lease is not None
+        with pytest.raises(RuntimeError, match="by one thread alone"):
+            other.submit(it.release, lease).result()
+        it.release(lease)
+        assert other.submit(it.try_acquire_batch, MANY, Resource(gpu=1), 1).result() is not None
+
+
+def test_a_thousand_nodes_share_a_batch_evenly() -> None:
+    """The freest node has its turn each time."""
+    endless = Resource(gpu=10**5, concurrency=10**6, cpu=10**6)
+    it = pool(*[(8, 96, 384)] * 1000)
+    lease = it.try_acquire_batch(endless, Resource(gpu=0.5, cpu=1), 2000)
+    assert lease is not None
+    assert set(Counter(token.node for token in lease.tokens).values()) == {2}
+    assert it.try_acquire_batch(endless, Resource(gpu=0.5, cpu=1), 14_001) is None
+    it.check()
+
+
+def test_a_demand_that_no_batch_can_have_is_refused() -> None:
+    """One and a half GPUs, a budget without room for one, a negative number of tokens."""
+    it = pool((4, 4, 4))
+    with pytest.raises(ConfigError, match=r"per_sample\.gpu is 1\.5"):
+        it.try_acquire_batch(MANY, Resource(gpu=1.5), 1)
+    with pytest.raises(PlacementDeadlock, match="has no room for one"):
+        it.try_acquire_batch(Resource(cpu=1), Resource(cpu=2), 1)
+    with pytest.raises(ValueError, match="max_tokens is -1"):
+        it.try_acquire_batch(MANY, Resource(cpu=1), -1)
+    assert it.gauges()["leases"] == 0.0
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, float("nan"), True])
+def test_a_concurrency_must_be_a_whole_number(bad: int) -> None:
+    """Nothing else is a number of samples."""
+    with pytest.raises(ConfigError, match=r"Resource\.concurrency is"):
+        Resource(concurrency=bad)
 
 
 async def test_waiting_for_the_impossible_is_refused() -> None:
