@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentflow.errors import ConfigError
 from executors.files import OutputError
 
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ def first_failure(group: BaseExceptionGroup[BaseException]) -> str:
         if isinstance(leaf, OutputError):
             return str(leaf)
     return f"{type(leaves[0]).__name__}: {leaves[0]} (the traceback is in logs/agentflow.log)"
+
+
+def expected_failure(
+    group: BaseExceptionGroup[BaseException],
+) -> OutputError | ConfigError | None:
+    """Find the failure that a caller was told to expect, output that cannot be written first."""
+    leaves = list(_leaves(group))
+    for kind in (OutputError, ConfigError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return None
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

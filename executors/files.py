@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 from typing import TYPE_CHECKING, BinaryIO
 
-from agentflow.errors import AgentflowError
+from agentflow.errors import AgentflowError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,3 +68,34 @@ class LineFile:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()
+
+
+class FolderLock:
+    """Keeps other processes from writing into a folder; the system frees it with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Nothing is touched before `take`."""
+        self._folder = folder
+        self._fd: int | None = None
+
+    def take(self) -> None:
+        """Take the lock, once. Raises ConfigError where another has it, OutputError."""
+        if self._fd is not None:
+            return
+        with writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise ConfigError(
+                f"{self._folder} is in use by another run; give each its own"
+            ) from error
+        self._fd = fd
+
+    def release(self) -> None:
+        """Let others in. Idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

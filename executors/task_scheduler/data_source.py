@@ -6,6 +6,9 @@ loaded, so that a run goes on without a repeated or a skipped prompt.
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,9 +42,12 @@ class Dataset:
     """Its own stopping criteria and sampling; they win over everything else."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an empty set or an unknown override."""
+        """Raise ConfigError for an empty set, a prompt that is there twice, an unknown override."""
         if not self.rows:
             raise ConfigError(f"data set {self.name!r} has no rows")
+        uid, often = Counter(map(self.uid, range(len(self.rows)))).most_common(1)[0]
+        if often > 1:
+            raise ConfigError(f"data set {self.name!r}: {uid!r} is there {often} times")
         for key in self.overrides:
             if key not in _OVERRIDES:
                 raise ConfigError(
@@ -52,6 +58,11 @@ class Dataset:
     def uid(self, index: int) -> str:
         """Stable name of a prompt, also among the prompts of other sets."""
         return f"{self.name}/{self.rows[index].get('instance_id', index)}"
+
+    def fingerprint(self) -> str:
+        """Tell its prompts and their order."""
+        uids = "\n".join(self.uid(index) for index in range(len(self.rows)))
+        return f"{len(self.rows)} rows, {hashlib.sha256(uids.encode()).hexdigest()[:12]}"
 
     def sample(self, index: int, *, uid: str, replica_index: int) -> RolloutSample:
         """Issue one sample of the prompt at `index`."""
@@ -110,21 +121,25 @@ class MultiDataSource:
     def __init__(
         self, datasets: Sequence[TrainDataset], *, n_samples_per_prompt: int, runner: Runner
     ) -> None:
-        """Raises ConfigError for no set, two of one name, or a weight that is not above 0."""
+        """Raises ConfigError for no set, two of one name, a bad weight or number of samples."""
         self._datasets = {dataset.name: dataset for dataset in datasets}
         if not datasets or len(self._datasets) != len(datasets):
             names = [dataset.name for dataset in datasets]
             raise ConfigError(f"data sets {names}: give at least one, each with its own name")
         for dataset in datasets:
-            if not dataset.weight > 0:
+            if not (dataset.weight > 0 and math.isfinite(dataset.weight)):
                 raise ConfigError(
-                    f"data set {dataset.name!r}: weight is {dataset.weight}; it must be above 0"
+                    f"data set {dataset.name!r}: weight is {dataset.weight}; it must be a finite"
+                    " number above 0"
                 )
+        if n_samples_per_prompt < 1:
+            raise ConfigError(f"n_samples_per_prompt is {n_samples_per_prompt}; at least 1")
         self._n = n_samples_per_prompt
         self._runner = runner
         self._chance = runner.random("data/mix")
         self._cursors = {name: _Cursor() for name in self._datasets}
         self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._prints = {name: dataset.fingerprint() for name, dataset in self._datasets.items()}
 
     def get_samples(self, count: int) -> list[list[RolloutSample]]:
         """Give `count` groups; never fewer."""
@@ -158,19 +173,22 @@ class MultiDataSource:
         version, internal, gauss = self._chance.getstate()
         return {
             "cursors": {name: [c.epoch, c.position] for name, c in self._cursors.items()},
-            "rows": {name: len(dataset.rows) for name, dataset in self._datasets.items()},
+            "rows": dict(self._prints),
             "chance": [version, list(internal), gauss],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was taken. Raises ConfigError when the data sets are others."""
-        rows = {name: len(dataset.rows) for name, dataset in self._datasets.items()}
-        if dict(state["rows"]) != rows:
+        if state.get("rows") != self._prints:
             raise ConfigError(
-                f"the checkpoint's data sets are {dict(state['rows'])} (rows by name), but these"
-                f" are {rows}; resume with the same ones, or start in another --save folder"
+                f"the checkpoint's data sets are {state.get('rows')} (number, and digest of the ids"
+                f" in order), but these are {self._prints}; resume with the same ones, or start in"
+                " another --save folder"
             )
-        version, internal, gauss = state["chance"]
-        self._chance.setstate((version, tuple(internal), gauss))
-        for name, (epoch, position) in state["cursors"].items():
-            self._cursors[name] = _Cursor(epoch, position)
+        try:
+            version, internal, gauss = state["chance"]
+            cursors = {name: _Cursor(*state["cursors"][name]) for name in self._datasets}
+            self._chance.setstate((version, tuple(internal), gauss))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"the data source's state is damaged: {error!r}") from error
+        self._cursors = cursors

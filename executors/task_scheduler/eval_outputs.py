@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from executors.files import LineFile, write_atomic, writing
+from executors.files import LineFile, OutputError, write_atomic, writing
 from executors.task_scheduler.data_source import DATASET
 from executors.task_scheduler.termination_summary import AGENT_REASON, REASON, termination_summary
 
@@ -78,6 +78,7 @@ class EvalDetails:
         for path in (rows, turns, self._summary):
             with writing(path):
                 path.unlink(missing_ok=True)
+        self._failure: OutputError | None = None
         with ExitStack() as stack:
             self._rows = LineFile(rows)
             stack.callback(self._rows.close)
@@ -87,7 +88,10 @@ class EvalDetails:
     def turn(
         self, sample: RolloutSample, placement: Placement | None, *, turn: int, source: str
     ) -> None:
-        """Append one turn's place."""
+        """Append one turn's place. What the disk refuses is told when the next task ends.
+
+        Turns are heard of in a callback of the loop, where an error would reach nobody.
+        """
         row = {
             "uid": sample.episode.uid,
             "replica_index": sample.episode.replica_index,
@@ -96,10 +100,15 @@ class EvalDetails:
             "gpus": [] if placement is None else placement.gpus,
             "source": source,
         }
-        self._turns.append(_line(row))
+        try:
+            self._turns.append(_line(row))
+        except OutputError as error:
+            self._failure = error
 
     def task(self, task: Task) -> None:
         """Append a line for each of its samples."""
+        if self._failure is not None:
+            raise self._failure
         for sample in task.samples:
             self._rows.append(_line(eval_row(sample)))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from agentflow.config import TasksConfig
-from agentflow.errors import ConfigError
+from agentflow.errors import AgentflowError, ConfigError
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.action_level_flow import NoHooks
@@ -181,6 +181,9 @@ class EvalSession:
         except ExceptionGroup as group:
             error = first_failure(group)
             logger.exception("the evaluation failed")
+        except AgentflowError as failure:
+            error = str(failure)
+            logger.info("the evaluation failed", exc_info=True)
         finally:
             events.close()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agentflow.aio import boundary
@@ -28,7 +29,7 @@ from executors.task_scheduler.termination_summary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from agentflow.protocols import Runner
     from agentflow.types import RolloutSample
@@ -125,7 +126,7 @@ class Evaluator:
                 result = await self._run(sample, context)
                 sample.metadata.setdefault(REASON, str(result.ending.cause))
                 phase = EVAL
-                with boundary(HandlerFailed):
+                with _handlers_own():
                     result = await self._spec.handler.eval(sample, result, context)
                 self._end(sample, result)
             except EpisodeError as error:
@@ -145,7 +146,7 @@ class Evaluator:
         while True:
             await self._orders.may_start()
             try:
-                with boundary(HandlerFailed):
+                with _handlers_own():
                     return await self._spec.handler.run(sample, context)
             except RolloutGenerationAborted:
                 logger.info("%s was interrupted and goes on", sample.episode)
@@ -158,6 +159,19 @@ class Evaluator:
         if not len(sample.responses):
             make_fallback(sample, result.ending)
         sample.remove_sample = result.ending.cause.blame is Blame.INFRASTRUCTURE
+
+
+@contextmanager
+def _handlers_own() -> Iterator[None]:
+    """Name what escapes from a handler; so does a cancelling that nobody asked this task for."""
+    try:
+        with boundary(HandlerFailed):
+            yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise HandlerFailed("CancelledError: a part of the handler was cancelled") from error
 
 
 def _populate_token_data(sample: RolloutSample, result: AgentResult) -> None:

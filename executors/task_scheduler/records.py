@@ -5,6 +5,7 @@ What is in a record can be written by any store and read without running anybody
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from agentflow.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 _ARRAYS = {
     "raw_prompt_ids": np.int32,
@@ -35,6 +37,17 @@ _ARRAYS = {
 }
 _PLAIN = ("validate", "attempt", "remove_sample", "restarted_tokens")
 _STRUCTURES = ("task", "raw_prompt", "metadata")
+
+
+@contextmanager
+def reading(path: Path, *, advice: str) -> Iterator[None]:
+    """Name the file whose content is not what was once written. Raises ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {advice}") from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: is damaged ({error!r}); {advice}") from error
 
 
 def to_record(sample: RolloutSample) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.errors import ConfigError
-from executors.task_scheduler.records import to_record, to_sample
+from executors.files import FolderLock
+from executors.task_scheduler.records import reading, to_record, to_sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,6 +81,8 @@ class TrajectoryFiles:
     def __init__(self, folder: Path, *, store: Store) -> None:
         self._folder = folder
         self._store = store
+        self.lock = FolderLock(folder)
+        """To be held by who writes."""
 
     @property
     def latest(self) -> Path:
@@ -131,7 +134,8 @@ class TrajectoryFiles:
 
     def load(self, path: Path) -> list[list[RolloutSample]]:
         """Read a step's samples. Raises ConfigError."""
-        value: Any = self._store.load(path)
-        if not isinstance(value, dict) or value.get("schema") != _SCHEMA:
-            raise ConfigError(f"{path}: is no trajectory file of the format {_SCHEMA}")
-        return [[to_sample(record) for record in group] for group in value["groups"]]
+        with reading(path, advice=f"remove it, or set {FORCE_FRESH}=1"):
+            value: Any = self._store.load(path)
+            if not isinstance(value, dict) or value.get("schema") != _SCHEMA:
+                raise ConfigError(f"{path}: is no trajectory file of the format {_SCHEMA}")
+            return [[to_sample(record) for record in group] for group in value["groups"]]

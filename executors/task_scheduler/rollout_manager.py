@@ -6,6 +6,7 @@ generate(i):  fresh ─▶ TaskScheduler ─▶ rejection ─▶ finish-only ─
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from executors.task_scheduler.eval_metrics import EvalResult
     from executors.task_scheduler.scheduler import TaskScheduler
     from executors.task_scheduler.stores import Store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,10 @@ class SchedulerRolloutManager:
             self._files = TrajectoryFiles(Path(args.save), store=store)
 
     async def generate(self, rollout_id: int) -> RolloutStep:
-        """Give the samples of one training step. Raises ConfigError, OutputError."""
+        """Give the samples of one training step. Raises ConfigError, OutputError.
+
+        A step that no sample survived is not saved: there is nothing in it to reuse.
+        """
         variables = Variables.read(self._environ)
         if self._files is None:
             if variables.reuse or variables.per_iter_dir:
@@ -68,8 +74,10 @@ class SchedulerRolloutManager:
         if path is not None:
             groups = self._files.load(path)
             return RolloutStep(rollout_id=rollout_id, origin=origin, groups=groups)
+        self._files.lock.take()
         step = await self._fresh(rollout_id)
-        self._files.save(rollout_id, step.groups, per_iter=variables.save_per_iter)
+        if step.groups:
+            self._files.save(rollout_id, step.groups, per_iter=variables.save_per_iter)
         return step
 
     async def _fresh(self, rollout_id: int) -> RolloutStep:
@@ -79,6 +87,13 @@ class SchedulerRolloutManager:
             min_reward=self._args.rejection_min_reward,
             finish_only=self._args.finish_only,
         )
+        if not filtered.groups:
+            logger.warning(
+                "rollout %d gives nothing to train on: %d samples were rejected, %d unfinished",
+                rollout_id,
+                filtered.rejected,
+                filtered.unfinished,
+            )
         return RolloutStep(
             rollout_id=rollout_id,
             origin=Origin.FRESH,
@@ -100,5 +115,7 @@ class SchedulerRolloutManager:
         self._scheduler.resume_dispatch()
 
     async def close(self) -> None:
-        """Close the scheduler's handlers."""
+        """Close the scheduler's handlers, and let others into the folder."""
         await self._scheduler.close()
+        if self._files is not None:
+            self._files.lock.release()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
+from executors.failures import expected_failure
 from executors.task_scheduler.admission import assert_admittable
 from executors.task_scheduler.batching import fifo_batching, round_robin
 from executors.task_scheduler.data_source import copies_of
@@ -157,6 +158,8 @@ class TaskScheduler:
         self._source_restored = True
         if (state := self._checkpoint.source_state(before=rollout_id)) is not None:
             self._source.load_state_dict(state)
+        elif rollout_id > 0:
+            logger.warning("no step before %d is kept: its prompts are the first", rollout_id)
 
     def _plan(self, rollout_id: int) -> tuple[list[Task], list[Task]]:
         """Give the step's tasks, and those of them that are still to run."""
@@ -217,7 +220,8 @@ class TaskScheduler:
     ) -> None:
         """Batch the tasks, admit the batches in order, and run them to their ends.
 
-        Raises PlacementDeadlock, before anything starts, when the pool can never admit a batch.
+        Raises PlacementDeadlock, before anything starts, when the pool can never admit a batch;
+        OutputError and ConfigError as themselves, whatever else failed beside them.
         """
         for task in tasks:
             for sample in task.samples:
@@ -226,9 +230,15 @@ class TaskScheduler:
                 )
         launches = self._launches(tasks)
         orders = _Orders(scheduler=self, iteration=iteration, details=written)
-        async with asyncio.TaskGroup() as group:
-            for batch, spec in launches:
-                await self._launch(group, batch, spec, orders=orders, done=done)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for batch, spec in launches:
+                    await self._launch(group, batch, spec, orders=orders, done=done)
+        except ExceptionGroup as group_of_errors:
+            failure = expected_failure(group_of_errors)
+            if failure is None:
+                raise
+            raise failure from group_of_errors
 
     def _launches(self, tasks: Sequence[Task]) -> list[tuple[Batch, EvaluatorSpec]]:
         launches = [(batch, self._resolve_spec(batch)) for batch in self._batch(tasks, self._specs)]

@@ -73,12 +73,18 @@ def classify_abort(error: BaseException | str) -> TerminationClass:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    link: BaseException | None = error
+    """Give the error, what is in it where it is a group, and what each was raised from."""
+    links: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while link is not None and id(link) not in seen:
+    while links:
+        link = links.pop(0)
+        if link is None or id(link) in seen:
+            continue
         seen.add(id(link))
         yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            links += link.exceptions
+        links.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 
 def _classify_type(error: BaseException) -> TerminationClass | None:

@@ -87,8 +87,13 @@ def test_bad_data_sets_are_named() -> None:
         ConfigError, match=r"unknown override 'max_turn'; did you mean 'max_turns'\?"
     ):
         EvalDataset(name="x", rows=parts.rows(1), overrides={"max_turn": 1})
-    with pytest.raises(ConfigError, match="weight is 0"):
-        mixed(b={"weight": 0})
+    for weight in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"weight is {weight}"):
+            mixed(b={"weight": weight})
+    with pytest.raises(ConfigError, match="'x/task-0' is there 2 times"):
+        EvalDataset(name="x", rows=parts.rows(1) * 2)
     one = TrainDataset(name="x", rows=parts.rows(1))
     with pytest.raises(ConfigError, match="each with its own name"):
         MultiDataSource([one, one], n_samples_per_prompt=1, runner=AsyncioRunner())
+    with pytest.raises(ConfigError, match="n_samples_per_prompt is 0"):
+        MultiDataSource([one], n_samples_per_prompt=0, runner=AsyncioRunner())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import scheduler_parts as parts
 from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
 from agentflow.types import TerminationClass
+from executors.files import LineFile, OutputError
 from executors.task_scheduler import (
     EvalDataset,
     NodeResource,
@@ -20,10 +22,9 @@ from executors.task_scheduler import (
     SchedulerArgs,
 )
 from executors.task_scheduler.eval_metrics import eval_metrics, pass_at_k
+from executors.task_scheduler.eval_outputs import EvalDetails
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from agentflow.types import RolloutSample
 
 
@@ -77,6 +78,17 @@ async def test_eval_details_are_three_files(tmp_path: Path) -> None:
     assert summary["samples"] == 4
     assert summary["by_class"]["resolved"] == summary["by_class"]["wrong_answer"] == 2
     assert set(summary["by_class"]) == set(map(str, TerminationClass))
+
+
+def test_a_turn_that_the_disk_refuses_is_told_when_its_task_ends(tmp_path: Path) -> None:
+    """Turns are heard of in a callback, where an error would reach nobody."""
+    written = EvalDetails(tmp_path, "0")
+    written._turns.close()
+    written._turns = LineFile(Path("/dev/full"))
+    written.turn(parts.sample(), None, turn=0, source="student")
+    with pytest.raises(OutputError, match="No space left"):
+        written.task(parts.task())
+    written.close()
 
 
 async def test_rollout_steps_write_the_same_as_train_id(tmp_path: Path) -> None:

@@ -229,9 +229,23 @@ async def test_an_ending_by_the_infrastructure_that_a_handler_reports_is_masked(
 
 async def test_bad_input_is_no_abort() -> None:
     """A ConfigError ends the step, not the sample."""
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ConfigError, match=r"engine\.url"):
         await ended(raising(ConfigError("engine.url: wrong")))
-    assert caught.group_contains(ConfigError, match=r"engine\.url")
+
+
+async def test_a_handler_whose_own_part_was_cancelled_aborts_its_sample() -> None:
+    """Nobody asked for it: the sample ends, and the step with it does not."""
+    first, second = await ended(raising(asyncio.CancelledError(), 1), n=2)
+    assert first.termination is TerminationClass.RESOLVED
+    assert second.termination is TerminationClass.INFRA_OTHER
+    assert second.remove_sample
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_is_no_abort(error: type[BaseException]) -> None:
+    """Ctrl-C in the middle of a handler ends the run."""
+    with pytest.raises(error):
+        asyncio.run(ended(raising(error())))
 
 
 @pytest.mark.parametrize(
@@ -270,6 +284,8 @@ def test_classify_abort_follows_the_chain_of_causes() -> None:
     wrapped.__cause__ = EngineDied("gone")
     failed = HandlerFailed("RuntimeError")
     failed.__cause__ = wrapped
+    assert classify_abort(failed) == "infra_conn"
+    failed.__cause__ = ExceptionGroup("tasks", [ValueError("docker"), wrapped])
     assert classify_abort(failed) == "infra_conn"
 
 

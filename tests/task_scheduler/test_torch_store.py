@@ -49,11 +49,12 @@ async def test_the_trajectory_file_loads_with_weights_only(tmp_path: Path) -> No
         "group_000000.pt",
         "group_000001.pt",
         "plan.pt",
+        "source_000000.pt",
         "trajectory_sft_samples.pt",
         "trajectory_sft_samples_iter_000.pt",
     ]
     loaded = [torch.load(file, weights_only=True) for file in files]
-    record = loaded[3]["groups"][0][0]
+    record = loaded[4]["groups"][0][0]
     assert record["reward"] == {"score": 1.0}
     assert record["responses"].tolist() == [3, 4, 5]
     assert record["response_mask"].dtype == torch.int8
