@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SHIELDED = "shielded"
+"""Name of the tasks that do such work; only `shielded` holds them."""
+
 
 @contextmanager
 def boundary(error: type[EpisodeError]) -> Iterator[None]:
@@ -31,7 +34,7 @@ def boundary(error: type[EpisodeError]) -> Iterator[None]:
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end even when cancelled meanwhile, also repeatedly; then raise that."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = asyncio.get_running_loop().create_task(work, name=SHIELDED)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

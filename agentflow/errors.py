@@ -22,6 +22,10 @@ class ConfigError(AgentflowError):
     """Bad input: names the field, the value and what would be right."""
 
 
+class WorkerCancelled(AgentflowError):
+    """Somebody cancelled what a flow schedules its episodes with: none of them can go on."""
+
+
 class EpisodeError(AgentflowError):
     """Ends one episode; never the run."""
 

@@ -6,11 +6,12 @@ the loop. It schedules nothing; the action-level flow drives the same steps from
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, assert_never
 
 from agentflow.aio import shielded
 from agentflow.errors import EpisodeError, RolloutGenerationAborted
-from agentflow.outcomes import make_fallback, save_partial
+from agentflow.outcomes import make_fallback, save_partial, write_off
 from agentflow.swe.sample import SWESample
 from agentflow.types import Cause, PartialRolloutState, RolloutSample, StepStatus
 
@@ -57,9 +58,13 @@ class NaiveFlow:
         except EpisodeError as exc:
             make_fallback(dc_sample, exc.ending())
             return dc_sample
-        state = await self.run(sample, dc_sample)
-        if state.status is not StepStatus.ABORTED:
-            await self._flow.reward(sample)
+        try:
+            state = await self.run(sample, dc_sample)
+            if state.status is not StepStatus.ABORTED:
+                await self._flow.reward(sample)
+        except asyncio.CancelledError:
+            write_off(sample, dc_sample)
+            raise
         await self._flow.project_to_dc_sample(sample, dc_sample)
         return dc_sample
 
@@ -68,22 +73,26 @@ class NaiveFlow:
 
         Raises RolloutGenerationAborted, as the whole does.
         """
-        state: PartialRolloutState | None = None
+        settled = False
         try:
             state = await self._run_state_machine(sample)
+            await shielded(self._settle(sample, state))
+            settled = True
         finally:
-            if state is None:  # cancelled, or a bug: what was started must not stay behind
+            if not settled:  # cancelled, or a bug: what was started must not stay behind
                 await shielded(self._flow.on_abort(sample, _CANCELLED))
-        if state.status is not StepStatus.ABORTED:
-            await shielded(self._flow.finalize(sample, state))
-            return state
-        resumable = _resumable(state.ending)
-        keep = self._partial_rollout or not resumable
-        await shielded(self._flow.on_abort(sample, state if keep else _CANCELLED))
-        if resumable:
+        if state.status is StepStatus.ABORTED and _resumable(state.ending):
             save_partial(sample, dc_sample)
             raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
         return state
+
+    async def _settle(self, sample: SWESample, state: PartialRolloutState) -> None:
+        """Let the environment go, or keep it for an interrupted episode's next attempt."""
+        if state.status is not StepStatus.ABORTED:
+            await self._flow.finalize(sample, state)
+        else:
+            keep = self._partial_rollout or not _resumable(state.ending)
+            await self._flow.on_abort(sample, state if keep else _CANCELLED)
 
     async def _run_state_machine(self, sample: SWESample) -> PartialRolloutState:
         state = sample.m.rollout.state

@@ -128,7 +128,8 @@ class Ending:
 
     cause: Cause
     phase: str
-    """The stage it ended in: `preprocess`, `start`, `generation`, `command`, `diff`, `eval`."""
+    """The stage it ended in: `preprocess`, `start`, `generation`, `command`, `diff`, `eval`; or
+    `episode` where that is not known."""
     message: str = ""
     """One sentence for a person."""
 

@@ -208,10 +208,10 @@ class AgenticExecutor:
             self.interrupted += 1
             await self._source.put_partial(sample)
             return True
-        if flow_sample is not None:
-            await self._flow.give_up(flow_sample)
-            write_off(flow_sample, sample)
         make_fallback(sample, _sync_ending(f"was interrupted {sample.attempt} times"))
+        if flow_sample is not None:
+            write_off(flow_sample, sample)
+            await self._flow.give_up(flow_sample)
         return False
 
     # --- in view ------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Owns the slots, the pause, the stop, and the end of samples that nobody wants any more; both
 executors stand on it. A slot is taken before a sample, so that a worker never holds one that
-another could run; a sample that cannot be begun any more is given back.
+another could run; a sample that cannot be begun any more is given back. A sample whose task alone
+is cancelled ends as `cancelled`; when all are, as the run ends, the source hands them out again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from agentflow.outcomes import make_fallback
+from agentflow.types import Cause, Ending
+from executors.processing import post_process
 from executors.wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -46,6 +50,8 @@ class Dispatch:
         self._slots = asyncio.Semaphore(slots)
         self._changed = Wakeups()
         self._stopped = False
+        self._task: asyncio.Task[None] | None = None
+        self._failed = False
         self.paused = False
         """Whether new samples are held back."""
         self.running = 0
@@ -76,6 +82,7 @@ class Dispatch:
         A bug in one sample cancels the others and is raised.
         """
         self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
         try:
             await self._run()
         finally:
@@ -84,23 +91,30 @@ class Dispatch:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            while not self._stopped:
-                await self._until_resumed()
-                await self._slots.acquire()
-                sample = await self._source.get_sample()
-                if sample is None:
-                    break
-                if not await self._may_begin(sample):
-                    break
-                if sample.episode in self._unwanted:
-                    self._unwanted.remove(sample.episode)
-                    self._source.abandon(sample)
-                    self._slots.release()
-                    continue
-                self.running += 1
-                task = tasks.create_task(self._rolled_out(sample), name=str(sample.episode))
-                self._under_way[sample.episode] = task
-                task.add_done_callback(partial(self._ended, sample))
+            try:
+                await self._begin_all(tasks)
+            except BaseException:
+                self._failed = True
+                raise
+
+    async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._stopped:
+            await self._until_resumed()
+            await self._slots.acquire()
+            sample = await self._source.get_sample()
+            if sample is None:
+                break
+            if not await self._may_begin(sample):
+                break
+            if sample.episode in self._unwanted:
+                self._unwanted.remove(sample.episode)
+                self._source.abandon(sample)
+                self._slots.release()
+                continue
+            self.running += 1
+            task = tasks.create_task(self._rolled_out(sample), name=str(sample.episode))
+            self._under_way[sample.episode] = task
+            task.add_done_callback(partial(self._ended, sample))
 
     async def _until_resumed(self) -> None:
         while self._held():
@@ -136,7 +150,26 @@ class Dispatch:
             self._tasks.create_task(_awaited(self._let_go(sample)), name=f"drop {sample.episode}")
 
     async def _rolled_out(self, sample: RolloutSample) -> None:
-        await self._rollout(sample)
+        try:
+            await self._rollout(sample)
+        except asyncio.CancelledError:
+            if self._all_end() or sample.episode in self._unwanted:
+                raise
+            await self._end_cancelled(sample)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _all_end(self) -> bool:
+        """Whether a cancellation is the whole run's."""
+        return self._failed or (self._task is not None and self._task.cancelling() > 0)
+
+    async def _end_cancelled(self, sample: RolloutSample) -> None:
+        """End a sample that alone was cancelled; nobody else would return it."""
+        if sample.ending is None:
+            make_fallback(sample, _CANCELLED)
+        post_process(sample)
+        await self._source.put_data(sample)
 
     def _ended(self, sample: RolloutSample, task: asyncio.Task[None]) -> None:
         if self._under_way.get(sample.episode) is task:  # it may be under way again
@@ -148,6 +181,11 @@ class Dispatch:
             self._source.abandon(sample)
             if sample.partial_agent_data is not None:  # it was not begun again
                 self._remove(sample)
+
+
+_CANCELLED = Ending(
+    cause=Cause.CANCELLED, phase="episode", message="the task that rolled it out was cancelled"
+)
 
 
 async def _awaited(work: Awaitable[None]) -> None:

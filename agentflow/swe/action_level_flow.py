@@ -20,8 +20,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from agentflow.aio import shielded
-from agentflow.errors import ConfigError, EngineError, RolloutGenerationAborted
-from agentflow.outcomes import save_partial
+from agentflow.errors import (
+    ConfigError,
+    EngineError,
+    RolloutGenerationAborted,
+    WorkerCancelled,
+)
+from agentflow.outcomes import save_partial, write_off
 from agentflow.protocols import ActionLevelAgent
 from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event, Stage
 from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
@@ -119,6 +124,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._actions: set[asyncio.Task[None]] = set()
         self._workers: list[asyncio.Task[None]] = []
         self._closed = False
+        self._broken: BaseException | None = None
+        """What ended a worker."""
         self._env_queue: asyncio.Queue[Command] = asyncio.Queue()
         self._dispatch_signal = asyncio.Event()
         self._moved = asyncio.Event()
@@ -165,15 +172,26 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._core.detached -= 1
             self._fire_replica_inflight(submitted)
         self._dispatch_signal.set()
+        told = False
         try:
             await submitted.done_future
+            told = True
+        except RolloutGenerationAborted:
+            told = True
+            raise
         finally:
             del self._submitted[submitted.item]
-            if not _told(submitted.done_future):
+            if not told:
                 await shielded(self._withdraw(submitted))
 
     async def _withdraw(self, submitted: _Submitted) -> None:
-        """Take an episode out whose caller has gone, or that hit a bug."""
+        """Take an episode out whose caller has gone, or that hit a bug.
+
+        It may have ended at the same moment, which its caller will never hear.
+        """
+        future = submitted.done_future
+        if not future.cancelled() and (missed := future.exception()) is not None:
+            logger.info("%s: withdrawn after %r", submitted.sample.episode, missed)
         if submitted.action is not None and not submitted.action.done():
             submitted.action.cancel()
             await asyncio.wait([submitted.action])
@@ -181,11 +199,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._advance(submitted.item, Event.FAILED)
         elif submitted.item.stage is Stage.LEFT:  # saved for a caller that has gone
             self._core.detached -= self._partial_rollout
+        if submitted.dc_sample.ending is None:
+            write_off(submitted.sample, submitted.dc_sample)
         await self.on_abort(submitted.sample, WITHDRAWN)
 
     def _ensure_scheduler(self) -> None:
         if self._closed:
             raise RuntimeError("this flow is closed; make a new one")
+        if self._broken is not None:
+            raise self._broken
         if not self._workers:
             loop = asyncio.get_running_loop()
             self._workers = [
@@ -197,8 +219,11 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         """Let a bug in scheduling reach everybody who waits; without it they would for ever."""
-        if worker.cancelled() or (bug := worker.exception()) is None:
+        bug = WorkerCancelled(worker.get_name()) if worker.cancelled() else worker.exception()
+        assert bug is not None, "workers never return"
+        if self._closed:
             return
+        self._broken = bug
         for submitted in self._submitted.values():
             if not submitted.done_future.done():
                 submitted.done_future.set_exception(bug)
@@ -246,7 +271,12 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
     def _action_ended(self, submitted: _Submitted, task: asyncio.Task[None]) -> None:
         self._actions.discard(task)
         future = submitted.done_future
-        if not task.cancelled() and (bug := task.exception()) is not None and not future.done():
+        if future.done():
+            return
+        if task.cancelled():
+            if task is submitted.action:  # else an abort, or a prediction that comes too late
+                future.cancel()
+        elif (bug := task.exception()) is not None:
             future.set_exception(bug)
 
     def _advance(self, item: WorkItem, event: Event) -> None:
@@ -414,8 +444,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self.on_abort(sample, WITHDRAWN)
 
     async def close(self) -> None:
-        """End the workers, every action and every environment. Idempotent."""
-        await self._runner.on_flow_worker(self._close_async())
+        """End the workers, every action and every environment, cancelled or not. Idempotent."""
+        await self._runner.on_flow_worker(shielded(self._close_async()))
 
     async def _close_async(self) -> None:
         self._closed = True
@@ -428,10 +458,3 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await asyncio.wait(tasks)
         self._workers.clear()
         await super().close()
-
-
-def _told(future: asyncio.Future[None]) -> bool:
-    """Whether the episode itself has told its caller how it ended."""
-    if not future.done() or future.cancelled():
-        return False
-    return isinstance(future.exception(), RolloutGenerationAborted | None)

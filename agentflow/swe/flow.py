@@ -351,8 +351,11 @@ class SWEAgentFlow:
 
     async def close(self) -> None:
         """Remove the environments of episodes that were interrupted and never resumed."""
+        await shielded(self._close())
+
+    async def _close(self) -> None:
         for env in list(self._envs.values()):
-            await shielded(env.stop())
+            await env.stop()
         self._envs.clear()
         await self.env.close()
 
