@@ -17,6 +17,7 @@ from agentflow.sim.player import tokens_to_come
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.naive import NaiveExecutor
+from executors.source import WorkerSource
 from executors.weight_sync import Pausable
 from priority.policies import Fcfs, LongestPredictedFirst, ShortestPredictedFirst
 
@@ -31,11 +32,17 @@ if TYPE_CHECKING:
     from executors.coordinator import DataCoordinator
     from priority.policies import Policy
 
-    DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator], "Driver"]
+    DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator, str], "Driver"]
+    """Makes the worker of that name."""
 
 
 class Driver(Pausable, Protocol):
     """An executor of any kind."""
+
+    @property
+    def name(self) -> str:
+        """The worker that it is to the coordinator."""
+        ...
 
     async def run(self) -> None:
         """Roll out every sample of the source."""
@@ -49,7 +56,10 @@ class Driver(Pausable, Protocol):
 class _Driver:
     """An executor and its flow as a `Driver`."""
 
-    def __init__(self, executor: NaiveExecutor | AgenticExecutor, flow: AgentFlow) -> None:
+    def __init__(
+        self, executor: NaiveExecutor | AgenticExecutor, flow: AgentFlow, *, name: str
+    ) -> None:
+        self.name = name
         self._executor = executor
         self._flow = flow
         self.pause_dispatch = executor.pause_dispatch
@@ -70,22 +80,22 @@ class NaiveDriver(_Driver):
     """Trajectory-level scheduling: NaiveExecutor over SWEAgentFlow."""
 
     def __init__(
-        self, simulation: Simulation, source: DataCoordinator, *, max_concurrency: int
+        self, simulation: Simulation, source: DataCoordinator, name: str, *, max_concurrency: int
     ) -> None:
         flow = simulation.flow()
         executor = NaiveExecutor(
             NaiveFlow(flow),
-            source,
+            WorkerSource(source, name),
             renderer=simulation.renderer,
             max_concurrency=max_concurrency,
         )
-        super().__init__(executor, flow)
+        super().__init__(executor, flow, name=name)
 
 
 def naive(max_concurrency: int) -> DriverFactory:
     """Drive with NaiveExecutor and `max_concurrency` live trajectories."""
-    return lambda simulation, source: NaiveDriver(
-        simulation, source, max_concurrency=max_concurrency
+    return lambda simulation, source, name: NaiveDriver(
+        simulation, source, name, max_concurrency=max_concurrency
     )
 
 
@@ -105,7 +115,7 @@ class ActionLevelDriver(_Driver):
     """Action-level scheduling: AgenticExecutor, with predictions that are true."""
 
     def __init__(
-        self, simulation: Simulation, source: DataCoordinator, settings: ActionLevel
+        self, simulation: Simulation, source: DataCoordinator, name: str, settings: ActionLevel
     ) -> None:
         flow = ActionLevelSWEAgentFlow(
             *simulation.builders(),
@@ -121,7 +131,7 @@ class ActionLevelDriver(_Driver):
         )
         executor = AgenticExecutor(
             flow,
-            source,
+            WorkerSource(source, name),
             renderer=simulation.renderer,
             runner=simulation.runner,
             settings=AgenticSettings(
@@ -132,7 +142,7 @@ class ActionLevelDriver(_Driver):
             ),
             get_priority_snapshot=source.get_priority_snapshot,
         )
-        super().__init__(executor, flow)
+        super().__init__(executor, flow, name=name)
 
 
 _STATUS_S, _STALL_S = 1000.0, 100_000.0
@@ -152,7 +162,7 @@ class TruePredictions:
 
 def action_level(settings: ActionLevel) -> DriverFactory:
     """Drive with AgenticExecutor."""
-    return lambda simulation, source: ActionLevelDriver(simulation, source, settings)
+    return lambda simulation, source, name: ActionLevelDriver(simulation, source, name, settings)
 
 
 class Schedule(StrEnum):

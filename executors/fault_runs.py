@@ -1,8 +1,8 @@
 """Runs with faults in virtual time: one seed is one machine, one workload and one weather.
 
-`run_with_faults(seed)` plays small episodes through an executor while awaits fail, engines die and
-weights change, and then asks what must hold whatever happened (`executors.fault_checks`). A seed
-replays its run exactly.
+`run_with_faults(seed)` plays small episodes through executors while awaits fail or are cancelled,
+engines and workers die and weights change, and then asks what must hold whatever happened
+(`executors.fault_checks`). A seed replays its run exactly.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from agentflow.errors import AgentflowError
-from agentflow.scheduling import Limits
-from agentflow.sim.clock import Deadlock, VirtualRunner, run_virtual
+from agentflow.sim.cancellations import Cancellations
+from agentflow.sim.clock import Deadlock, VirtualLoop, run_virtual
 from agentflow.sim.disturbances import Disturbances
-from agentflow.sim.engine_spec import EngineSpec, EngineTimings
-from agentflow.sim.environment import EnvLimits
 from agentflow.sim.faults import (
     FaultRates,
     FaultSource,
@@ -25,31 +23,29 @@ from agentflow.sim.faults import (
     FaultyModel,
     FaultyRuntimeBuilder,
 )
-from agentflow.sim.setup import Simulation, SimulationConfig
-from agentflow.sim.workload import load_workload
-from executors.drivers import ActionLevel, Schedule, action_level, driver_of
+from agentflow.sim.setup import Simulation
+from executors.crew import RUN, SPARED, Crew
+from executors.drivers import Schedule, action_level, driver_of
 from executors.fault_checks import check_cleanup, check_samples
+from executors.fault_plans import plan_of
 from executors.simulate import source_of
 from executors.token_meter import MeteredModel
 from executors.weight_sync import WeightSync
-from priority.policies import FcfsPreempt
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
 
-    from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-    from executors.drivers import Driver, DriverFactory
+    from executors.drivers import DriverFactory
+    from executors.fault_plans import FaultPlan
 
 HORIZON_S = 50_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""
-_CANCELLED_SHARE = 0.2
-"""Share of the seeds whose whole run is cancelled on the way."""
-_SLOWNESS = (0.005, 0.05, 0.5)
-"""Seconds of a decode step: generations are shorter, as long, and longer than commands."""
 SETTLE_S = 60.0
 """Virtual seconds after the end in which late aborts reach the engines."""
+
+_ENDS_A_WORKER = frozenset({RUN, "processor", "interaction"})
+"""Tasks whose cancellation ends a worker; too often, and no episode would come to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,73 +61,6 @@ class FaultRun:
     violations: Sequence[str]
     """What did not hold; empty when all is well."""
     events_digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultPlan:
-    """What a seed chose."""
-
-    traces: Sequence[EpisodeTrace]
-    config: SimulationConfig
-    max_concurrency: int
-    disturb_every_s: float
-    cancel_after_s: float | None
-    actions: ActionLevel
-    """How AgenticExecutor works, under `Schedule.ACTION_DRAWN`."""
-
-
-def plan_of(seed: int, *, groups: int = 3, group_size: int = 4) -> FaultPlan:
-    """Draw the machine, the episodes and the weather of `seed`."""
-    runner = VirtualRunner(seed=seed)
-    rng = runner.random("plan")
-    workload = load_workload("tiny")
-    slow = rng.choice(_SLOWNESS)
-    engine = EngineSpec(
-        timings=EngineTimings(a=slow, b=slow / 50, c=slow / 1e4, pa=slow, pb=slow / 100, pg=0.0),
-        slots=rng.randint(1, 8),
-        kv_tokens=rng.choice([None, 700, 1500]),
-        context_length=workload.context_cap,
-        update_s=rng.choice([0.0, 2.0]),
-        priorities=rng.random() < 0.5,  # noqa: PLR2004  # every other one
-    )
-    limits = EnvLimits(
-        containers=rng.choice([None, 2, 6]),
-        starts=rng.choice([None, 1, 3]),
-        start_growth=workload.start_growth,
-    )
-    return FaultPlan(
-        traces=workload.episodes(groups=groups, group_size=group_size, random_for=runner.random),
-        config=SimulationConfig(
-            engine=engine, replicas=rng.randint(1, 3), limits=limits, seed=seed
-        ),
-        max_concurrency=rng.randint(1, 12),
-        disturb_every_s=rng.choice([2.0, 10.0, 60.0]),
-        cancel_after_s=rng.uniform(0, 60) if rng.random() < _CANCELLED_SHARE else None,
-        actions=_actions_of(runner.random("actions")),
-    )
-
-
-def _actions_of(rng: random.Random) -> ActionLevel:
-    """Draw limits, policy and preemption."""
-    live = rng.randint(1, 12)
-    limits = Limits(
-        generations=rng.randint(1, live),
-        live=live,
-        admitted=live + rng.randint(0, 4),
-        starts=rng.randint(1, 4),
-        commands=rng.randint(1, live),
-        rewards=rng.randint(1, 3),
-        preemptions=rng.randint(0, 3),
-        age_s=rng.choice([float("inf"), 1.0, 30.0]),
-    )
-    preempts = rng.random() < 0.7  # noqa: PLR2004  # most of the time
-    return ActionLevel(
-        limits=limits,
-        policy=FcfsPreempt(window=rng.randint(0, 8), preempts=preempts),
-        submitted=limits.admitted + rng.randint(1, 6),
-        partial_rollout=rng.random() < 0.8,  # noqa: PLR2004  # most of the time
-        max_attempts=rng.choice([3, 64]),
-    )
 
 
 def run_with_faults(
@@ -160,7 +89,7 @@ def run_with_faults(
     run = _Run(plan, rates if rates is not None else FaultRates())
     try:
         run_virtual(run.play(driver))
-    except (AgentflowError, ExceptionGroup, AssertionError, TimeoutError) as exc:
+    except (AgentflowError, BaseExceptionGroup, AssertionError, TimeoutError) as exc:
         run.violations.append(_told(exc))
     return run.result(seed)
 
@@ -178,34 +107,55 @@ class _Run:
 
     async def play(self, make_driver: DriverFactory) -> None:
         """Run to the end, or to the cancellation, and check."""
-        simulation = Simulation(self.plan.traces, self.plan.config)
+        plan = self.plan
+        simulation = Simulation(plan.traces, plan.config)
         faults = FaultSource(simulation.runner.random("faults"), self.rates)
         model = FaultyModel(simulation.model, faults)
         engine, simulation.model = simulation.model, MeteredModel(model)
         simulation.env_builder = FaultyEnvBuilder(simulation.envs, faults)
         simulation.runtime_builder = FaultyRuntimeBuilder(simulation.runtime_builder, faults)
         source = source_of(simulation, on_ended=self.ended.append)
-        driver = make_driver(simulation, source)
+        crew = Crew(make_driver, simulation, source)
         weather = Disturbances(
             engines=simulation.engines,
             model=model,
             engine=engine,
             sync_weights=WeightSync(
-                [driver], simulation.engines, runner=simulation.runner, events=simulation.events
+                crew.drivers, simulation.engines, runner=simulation.runner, events=simulation.events
             ).run,
             rng=simulation.runner.random("disturbances"),
-            every_s=self.plan.disturb_every_s,
+            every_s=plan.disturb_every_s,
         )
+        cancellations = Cancellations(
+            cast("VirtualLoop", asyncio.get_running_loop()),
+            simulation.runner.random("cancellations"),
+            share=plan.cancel_share,
+            spared={SPARED},
+            seldom=_ENDS_A_WORKER,
+        )
+        losses = crew.give_up_some(
+            simulation.runner.random("losses"), every_s=plan.lose_worker_every_s
+        )
+        me = asyncio.current_task()
+        assert me is not None
+        me.set_name(SPARED)
+        cancellations.start()
         async with asyncio.timeout(HORIZON_S):
-            await _drive(driver, weather, self.plan.cancel_after_s)
+            await _beside(
+                crew.work(plan.workers), weather.disturb(), losses, end_after_s=plan.end_after_s
+            )
+            cancellations.stop()
             await asyncio.sleep(SETTLE_S)
-        self.counts = faults.counts + weather.counts
+        self.counts = faults.counts + weather.counts + crew.counts + cancellations.counts
         self.digest = simulation.events.digest
-        cancelled = self.plan.cancel_after_s is not None
         self.violations += check_cleanup(simulation)
         source.check()
         self.violations += check_samples(
-            self.ended, simulation, received=simulation.model.received, cancelled=cancelled
+            self.ended,
+            simulation,
+            received=simulation.model.received,
+            reissued=crew.reissued,
+            cancelled=plan.end_after_s is not None,
         )
 
     def result(self, seed: int) -> FaultRun:
@@ -215,25 +165,29 @@ class _Run:
             episodes=len(self.ended),
             turns=sum(sample.facts.turns for sample in self.ended),
             faults=dict(self.counts),
-            cancelled=self.plan.cancel_after_s is not None,
+            cancelled=self.plan.end_after_s is not None,
             violations=self.violations,
             events_digest=self.digest,
         )
 
 
-async def _drive(driver: Driver, weather: Disturbances, cancel_after_s: float | None) -> None:
-    """Run the driver in the weather; cancel it when that is planned."""
+async def _beside(
+    work: Coroutine[None, None, None],
+    *others: Coroutine[None, None, None],
+    end_after_s: float | None,
+) -> None:
+    """Do `work`, and the others as long as that takes; cancel it when that is planned."""
     async with asyncio.TaskGroup() as group:
-        disturbing = group.create_task(weather.disturb(), name="weather")
+        beside = [group.create_task(other, name=SPARED) for other in others]
         try:
-            async with asyncio.timeout(cancel_after_s):
-                await driver.run()
+            async with asyncio.timeout(end_after_s):
+                await work
         except TimeoutError:
-            if cancel_after_s is None:
+            if end_after_s is None:
                 raise
         finally:
-            disturbing.cancel()
-            await driver.close()
+            for task in beside:
+                task.cancel()
 
 
 def _told(exc: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
-from executors.coordinator import DataCoordinator
+from executors.coordinator import LOCAL, DataCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +49,10 @@ def ordered(
             return sorted(traces, key=alone_s)
         case other:
             assert_never(other)
+
+
+_MAX_ATTEMPTS = 10_000
+"""Never: in the weather of a fault run, an episode is to be begun until it comes through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,9 @@ def source_of(
     simulation: Simulation, *, on_ended: Callable[[RolloutSample], None]
 ) -> DataCoordinator:
     """Return a coordinator over all samples of a simulation."""
-    source = DataCoordinator(runner=simulation.runner, on_ended=on_ended)
+    source = DataCoordinator(
+        runner=simulation.runner, on_ended=on_ended, max_attempts=_MAX_ATTEMPTS
+    )
     source.add(simulation.samples())
     source.finish()
     return source
@@ -109,7 +115,7 @@ async def _run(
     source = source_of(
         simulation, on_ended=lambda sample: ended.append((simulation.runner.now(), sample))
     )
-    driver = make_driver(simulation, source)
+    driver = make_driver(simulation, source, LOCAL)
     try:
         await driver.run()
     finally:

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import heapq
 import itertools
+import math
 import random
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from agentflow.aio import SHIELDED
 from agentflow.errors import AgentflowError
 
 if TYPE_CHECKING:
@@ -40,12 +43,18 @@ class Deadlock(AgentflowError):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time is a number. For `asyncio.Runner(loop_factory=VirtualLoop)`."""
 
+    _scheduled: list[asyncio.TimerHandle]
+    """BaseEventLoop's heap of timers."""
+
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
         self._selector = self  # BaseEventLoop asks `_selector.select` how to wait
         self._births = itertools.count(1)
+        self._serials = itertools.count(1)
         self._owner = threading.get_ident()
+        self.on_resume: Callable[[NumberedTask[Any]], None] | None = None
+        """Told of every task that is about to go on from an await; may cancel it there."""
         self.set_task_factory(_numbered_task)
 
     def time(self) -> float:
@@ -57,11 +66,39 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return next(self._births)
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Jump over `timeout`, where a selector would wait; it is None when nothing can come."""
-        if timeout is None:
+        """Jump to the next timer where a selector would wait; None: there is none."""
+        if timeout is None or (timeout and math.isinf(self._scheduled[0].when())):
             raise Deadlock(_deadlock_message(self))
-        self._now += max(timeout, 0.0)
+        if timeout:
+            self._now = self._scheduled[0].when()
+            self._clock_resolution = math.ulp(self._now)  # only what is due now runs, however late
         return []
+
+    def call_at(  # type: ignore[override]  # typeshed's variadic generics
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Schedule; a time in the past is now, infinity is never. Raises ValueError for NaN.
+
+        What is due at one time runs in the order in which it was scheduled; asyncio's own timers
+        come out of its heap in any.
+        """
+        if math.isnan(when):
+            raise ValueError(f"{callback!r} cannot be called at {when} s")
+        timer = _Timer(when, callback, args, self, context)
+        timer.serial = next(self._serials)
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001  # as BaseEventLoop has it
+        heapq.heappush(self._scheduled, timer)
+        return timer
+
+    def call_soon(  # type: ignore[override]  # typeshed's variadic generics
+        self, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """Schedule; a task's own callbacks are how asyncio resumes it."""
+        if self.on_resume is not None:
+            task = getattr(callback, "__self__", None)
+            if isinstance(task, NumberedTask) and not task.done() and task.suspended:
+                self.on_resume(task)
+        return super().call_soon(callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override]  # typeshed's variadic generics
         self, callback: Callable[..., Any], *args: Any, context: Any = None
@@ -87,12 +124,35 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing waits that would need waking."""
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer that comes after those that were set before it for the same time."""
+
+    __slots__ = ("serial",)
+    serial: int
+
+    def __lt__(self, other: object) -> bool:
+        assert isinstance(other, _Timer)
+        return (self.when(), self.serial) < (other.when(), other.serial)
+
+
 class NumberedTask(asyncio.Task[T]):
     """A task that hashes by its birth, so that sets of tasks iterate alike in every process."""
 
     def __init__(self, coro: Coroutine[Any, Any, T], *, loop: VirtualLoop, **options: Any) -> None:
         self._birth = loop.next_birth()
+        parent = asyncio.current_task(loop)
+        self._in_shield = isinstance(parent, NumberedTask) and parent.shielded
         super().__init__(coro, loop=loop, **options)
+
+    @property
+    def shielded(self) -> bool:
+        """Whether it belongs to work that cancellation may not cut short (`aio.shielded`)."""
+        return self._in_shield or self.get_name() == SHIELDED
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it stands at an await: it has begun, and does not run now."""
+        return getattr(self.get_coro(), "cr_await", None) is not None
 
     def __hash__(self) -> int:
         return self._birth

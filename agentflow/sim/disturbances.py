@@ -61,7 +61,8 @@ class Disturbances:
             if kind < 0.5:  # noqa: PLR2004  # half of all disturbances
                 await self._abort_one()
             elif kind < 0.9:  # noqa: PLR2004  # four tenths
-                await self._sync()
+                async with asyncio.TaskGroup() as own:  # a task that can be cancelled alone
+                    own.create_task(self._sync(), name="weight sync")
             else:
                 await self._die()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from agentflow.sim.clock import Deadlock, VirtualRunner, run_virtual
+from agentflow.sim.clock import Deadlock, VirtualLoop, VirtualRunner, run_virtual
 
 
 def test_time_jumps_to_the_next_timer() -> None:
@@ -127,3 +129,90 @@ def test_set_order_of_tasks_is_the_same_in_a_process_of_another_hash_seed() -> N
         text=True,
     )
     assert other.stdout.strip() == run_virtual(ended_in_order())
+
+
+@pytest.mark.parametrize("at", [1e-300, 0.1 + 0.2, 1e8, 1e15, 1e300])
+def test_a_timer_fires_at_its_time_to_the_digit_however_late(at: float) -> None:
+    """Nothing is added up on the way, and no clock resolution comes between."""
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        times: list[float] = []
+        done = asyncio.Event()
+        loop.call_at(at, lambda: times.append(loop.time()))
+        loop.call_at(math.nextafter(at, math.inf), lambda: (times.append(loop.time()), done.set()))
+        await done.wait()
+        return times
+
+    assert run_virtual(main()) == [at, math.nextafter(at, math.inf)]
+
+
+def test_timers_of_one_time_fire_in_the_order_in_which_they_were_set() -> None:
+    """Also when one that was set before is cancelled, and one in the past comes first."""
+
+    async def main() -> list[int]:
+        loop = asyncio.get_running_loop()
+        seen: list[int] = []
+        timers = [loop.call_at(5.0, seen.append, number) for number in range(20)]
+        timers[3].cancel()
+        loop.call_at(-7.0, seen.append, 99)
+        await asyncio.sleep(5.0)
+        return seen
+
+    assert run_virtual(main()) == [99, *(n for n in range(20) if n != 3)]
+
+
+def test_a_timer_at_infinity_is_a_deadlock_and_one_at_nan_an_error() -> None:
+    """The first never comes, the second would come at any time."""
+
+    async def for_ever() -> None:
+        await asyncio.sleep(math.inf)
+
+    async def at_nan() -> None:
+        asyncio.get_running_loop().call_at(math.nan, int)
+
+    with pytest.raises(Deadlock, match="at sleep:"):
+        run_virtual(for_ever())
+    with pytest.raises(ValueError, match="at nan s"):
+        run_virtual(at_nan())
+
+
+def test_another_thread_has_no_place_in_virtual_time() -> None:
+    """What it wants to call is refused, to the thread's own face."""
+
+    async def main() -> list[str]:
+        loop, told = asyncio.get_running_loop(), list[str]()
+
+        def reach_in() -> None:
+            try:
+                loop.call_soon_threadsafe(int)
+            except RuntimeError as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=reach_in)
+        thread.start()
+        thread.join()
+        return told
+
+    assert run_virtual(main()) == [
+        "a thread reached into virtual time: use Runner.to_thread instead"
+    ]
+
+
+def test_who_looks_on_sees_every_task_go_on_from_an_await_and_none_begin() -> None:
+    """Each of the awaits, in order; a task that has not begun stands at none."""
+
+    async def main() -> list[str]:
+        seen: list[str] = []
+        loop = cast("VirtualLoop", asyncio.get_running_loop())
+        loop.on_resume = lambda task: seen.append(task.get_name())
+        task = asyncio.create_task(twice(), name="t")
+        await asyncio.wait([task])
+        loop.on_resume = None
+        return [name for name in seen if name == "t"]
+
+    async def twice() -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(1)
+
+    assert run_virtual(main()) == ["t", "t"]

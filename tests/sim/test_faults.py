@@ -44,8 +44,8 @@ def test_a_seed_replays_its_run() -> None:
 class Broken(NaiveDriver):
     """Drives correctly; its subclasses do not."""
 
-    def __init__(self, simulation: Simulation, source: DataCoordinator) -> None:
-        super().__init__(simulation, source, max_concurrency=4)
+    def __init__(self, simulation: Simulation, source: DataCoordinator, name: str) -> None:
+        super().__init__(simulation, source, name, max_concurrency=4)
         self.simulation, self.source = simulation, source
 
 
