@@ -5,7 +5,8 @@
     samples.jsonl   one ended sample a line, appended when it ends
     tokens/         one .npz of token arrays a sample
     trajectories/   one mini-swe-agent trajectory an episode, replaced after every turn
-    preds.json      SWE-bench predictions of replica 0; preds.I.json those of replica I
+    preds.json      SWE-bench predictions of replica 0; preds.I.json those of replica I. Of an
+                    evaluation's data set: preds/NAME.I.json
     summary.json    the figures, at the end
     events.jsonl    everything that happened, in order
     logs/           what the program said
@@ -28,7 +29,7 @@ import yaml
 
 from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
-from executors.files import LineFile, OutputError, write_atomic
+from executors.files import LineFile, OutputError, write_atomic, writing
 from executors.sample_rows import sample_row, trajectory_name
 from executors.versions import versions
 
@@ -79,7 +80,8 @@ class RunDir:
         self._lock: int | None = None
         self._samples: LineFile | None = None
         self._run: dict[str, Any] = {}
-        self._predictions: dict[int, dict[str, dict[str, Any]]] = {}
+        self._predictions: dict[str, dict[str, dict[str, Any]]] = {}
+        """By the name of their file."""
         self._made: list[Path] = []
 
     @property
@@ -218,8 +220,8 @@ class RunDir:
         if isinstance(agent, Serializable):
             self._write_json(trajectory_name(sample.episode), agent.serialize())
 
-    def save_sample(self, sample: RolloutSample) -> None:
-        """Keep a sample that has ended. Raises OutputError."""
+    def save_sample(self, sample: RolloutSample, *, dataset: str | None = None) -> None:
+        """Keep a sample that has ended, of that data set in an evaluation. Raises OutputError."""
         assert self._samples is not None, "open the run directory first"
         write_atomic(self.path / tokens_name(sample.episode.key), token_archive(sample))
         option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
@@ -228,11 +230,11 @@ class RunDir:
             trajectory = None
         row = sample_row(sample, trajectory=trajectory)
         self._samples.append(orjson.dumps(row, default=str, option=option))
-        self._predict(sample)
+        self._predict(sample, dataset)
 
-    def _predict(self, sample: RolloutSample) -> None:
+    def _predict(self, sample: RolloutSample, dataset: str | None) -> None:
         name = str(sample.task.get("instance_id", sample.episode.uid))
-        predictions = self._predictions.setdefault(sample.episode.replica_index, {})
+        predictions = self._predictions.setdefault(_predictions_name(sample, dataset), {})
         predictions[name] = {
             "model_name_or_path": self._run["model"],
             "model_patch": sample.facts.patch or "",
@@ -245,8 +247,7 @@ class RunDir:
         self._release_reserve()
         try:
             self._write_json("summary.json", summary.to_json())
-            for replica, predictions in sorted((self._predictions or {0: {}}).items()):
-                name = f"preds.{replica}.json" if replica else "preds.json"
+            for name, predictions in sorted((self._predictions or {"preds.json": {}}).items()):
                 self._write_json(name, predictions)
         except OutputError as failure:
             self.mark(RunStatus.FAILED, error=error or str(failure))
@@ -264,11 +265,21 @@ class RunDir:
             (self.path / _RESERVE).unlink()
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        with writing(self.path / name):
+            (self.path / name).parent.mkdir(exist_ok=True)
         write_atomic(self.path / name, orjson.dumps(value, default=str, option=_PRETTY))
 
     def _timestamp(self) -> str:
         wall = dt.datetime.fromtimestamp(self._runner.wall_time(), tz=dt.UTC)
         return wall.isoformat(timespec="milliseconds")
+
+
+def _predictions_name(sample: RolloutSample, dataset: str | None) -> str:
+    """Name the file of a sample's prediction: in one file each task has one."""
+    replica = sample.episode.replica_index
+    if dataset is not None:
+        return f"preds/{dataset}.{replica}.json"
+    return f"preds.{replica}.json" if replica else "preds.json"
 
 
 def _remove(path: Path) -> None:

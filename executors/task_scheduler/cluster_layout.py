@@ -8,10 +8,9 @@ names the node and the key.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from agentflow.errors import ConfigError
 from agentflow.registry import did_you_mean
@@ -53,8 +52,8 @@ def _parsed(layout: str) -> dict[str, Any]:
                 f"{where}: is neither inline JSON nor a file that can be read: {error}"
             ) from error
     try:
-        nodes = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        nodes = json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if not isinstance(nodes, dict):
         raise ConfigError(
@@ -63,7 +62,18 @@ def _parsed(layout: str) -> dict[str, Any]:
     return nodes
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"cluster layout: {key!r} stands there twice")
+        found[key] = value
+    return found
+
+
 def _node(name: str, value: Any, fallback: Mapping[str, float]) -> NodeResource:
+    if not name.strip():
+        raise ConfigError(f"cluster layout: a node is named {name!r}; give it its IP or a name")
     if isinstance(value, list):
         value = {"gpus": value}
     if not isinstance(value, dict):

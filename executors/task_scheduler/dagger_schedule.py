@@ -58,9 +58,17 @@ class DAggerSchedule:
                 f"DAggerSchedule: t_max_start {self.t_max_start} and t_max_step"
                 f" {self.t_max_step} must not be negative"
             )
+        if self.t_max_end is not None and self.t_max_end < self.t_max_start:
+            raise ConfigError(
+                f"DAggerSchedule: t_max_end is {self.t_max_end}; it must be at least t_max_start,"
+                f" {self.t_max_start}"
+            )
 
     def beta(self, rollout_id: int) -> float:
         """Probability of the teacher in rollout `rollout_id`, counted from 0."""
+        return min(self.beta_start, max(self.beta_end, self._decayed(rollout_id)))
+
+    def _decayed(self, rollout_id: int) -> float:
         fall = self.beta_start - self.beta_end
         done = min(rollout_id / self.decay_steps, 1.0)
         match self.decay:
@@ -69,10 +77,10 @@ class DAggerSchedule:
             case Decay.COSINE:
                 return self.beta_end + fall * (1 + math.cos(math.pi * done)) / 2
             case Decay.EXPONENTIAL:
-                return max(self.beta_end, self.beta_start * self.rate**rollout_id)
+                return self.beta_start * self.rate**rollout_id
             case Decay.STEP:
                 stairs = rollout_id // self.step_every
-                return max(self.beta_end, self.beta_start * self.rate**stairs)
+                return self.beta_start * self.rate**stairs
             case other:
                 assert_never(other)
 

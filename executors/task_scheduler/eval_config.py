@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -10,6 +10,9 @@ from agentflow.config import AgentflowConfig, Section, StrList
 from executors.task_scheduler.args import SchedulerArgs
 from executors.task_scheduler.resource import Resource
 from executors.task_scheduler.stopping import SAMPLING_KEYS, STOPPING_KEYS, StoppingCriteria
+
+_ANY: Final = 10**9
+"""More than any node has."""
 
 
 class AmountsConfig(Section):
@@ -36,7 +39,8 @@ class StoppingConfig(Section):
 class EvalDatasetConfig(StoppingConfig):
     """One data set; what it says of stopping and sampling wins over everything else."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """Stands in metrics and file names."""
     source: str = Field(min_length=1)
     """`bundled`, `pypi`, or a file of SWE-bench rows (JSON or JSON lines)."""
     only: StrList = ()
@@ -62,11 +66,11 @@ class EvalSection(Section):
     n_samples: int = Field(default=1, ge=1)
     """Copies of each prompt."""
     concurrency: int = Field(default=4, ge=1)
-    """Samples that one evaluator runs at a time."""
+    """Samples that one evaluator runs at a time; each batch has its own. Ungated there is one."""
     batch_size: int | None = Field(default=1, ge=1)
-    """Samples admitted together; null admits all at once."""
-    budget: AmountsConfig = AmountsConfig()
-    """Of one evaluator."""
+    """Samples admitted together, where there is a layout; null admits all at once."""
+    budget: AmountsConfig | None = None
+    """Of one evaluator; null leaves it to `concurrency`."""
     run: AmountsConfig = AmountsConfig()
     """Of one sample while it runs."""
     judge: AmountsConfig = AmountsConfig()
@@ -79,6 +83,12 @@ class EvalSection(Section):
     """Cores of a node that does not say."""
     memory_gb: float = Field(default=384.0, ge=0)
     """Memory of a node that does not say."""
+
+    def batch(self) -> Resource:
+        """Give the budget of one evaluator."""
+        if self.budget is not None:
+            return self.budget.resource(concurrency=self.concurrency)
+        return Resource(concurrency=self.concurrency, gpu=_ANY, cpu=_ANY, memory_gb=_ANY)
 
     def default_stopping(self) -> StoppingCriteria:
         """Give the stopping criteria of data sets that have none."""

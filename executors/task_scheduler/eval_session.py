@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from executors.run_dir import RunDir, RunStatus
 from executors.session import RolloutFailed
 from executors.summary import Summary
 from executors.task_scheduler.cluster_layout import _build_placement_pool, pool_of
-from executors.task_scheduler.data_source import EvalDataset
+from executors.task_scheduler.data_source import EVAL_DATASET, EvalDataset
 from executors.task_scheduler.gate import GatedEngine
 from executors.task_scheduler.handlers import STUDENT, flow_agent
 from executors.task_scheduler.iteration import IterationPublisher
@@ -140,15 +139,23 @@ class EvalSession:
         self, handler: BaseAgent, datasets: Sequence[EvalDataset], pool: PlacementPool | None
     ) -> TaskScheduler:
         section = self._config.eval
-        spec = EvaluatorSpec(
-            evaluator_id="swe",
-            handler=handler,
-            resource=section.budget.resource(concurrency=section.concurrency),
-            run_resource=section.run.resource(),
-            eval_resource=section.judge.resource(),
-            batch_size=section.batch_size,
-            default_stopping=section.default_stopping(),
-        )
+        try:
+            spec = EvaluatorSpec(
+                evaluator_id="swe",
+                handler=handler,
+                resource=section.batch(),
+                run_resource=section.run.resource(),
+                eval_resource=section.judge.resource(),
+                batch_size=None if pool is None else section.batch_size,
+                default_stopping=section.default_stopping(),
+            )
+        except ConfigError as error:
+            raise ConfigError(f"eval.budget, eval.run, eval.judge: {error}") from error
+        if pool is not None and not any(spec.sample_resource.amounts):
+            raise ConfigError(
+                "eval.run and eval.judge: a sample needs nothing, so eval.cluster_layout holds"
+                " nothing back; give them cpu, memory_gb or gpu, or take the layout away"
+            )
         copies = [set_.n_samples or section.n_samples for set_ in datasets]
         planned = sum(n * len(set_.rows) for n, set_ in zip(copies, datasets, strict=True))
         self.summary.planned = planned
@@ -157,7 +164,7 @@ class EvalSession:
             args=self._config.args(),
             eval_datasets=datasets,
             pool=pool,
-            publisher=IterationPublisher(environ=dict(os.environ)),
+            publisher=IterationPublisher(environ={}),  # the student is alone here, and its own
             runner=self._runner,
             collector=self._ended,
         )
@@ -217,7 +224,7 @@ class EvalSession:
 
     def _ended(self, task: Task) -> None:
         for sample in task.samples:
-            self.dir.save_sample(sample)
+            self.dir.save_sample(sample, dataset=sample.metadata[EVAL_DATASET])
             self.summary.add(sample)
             if self._watcher is not None:
                 self._watcher.ended(sample)

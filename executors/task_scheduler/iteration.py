@@ -63,11 +63,12 @@ class IterationPublisher:
 
     def evaluation(self, rollout_id: int) -> IterationState:
         """Publish an evaluation: the student alone, unless STACX_DAGGER_EVAL_BETA is set."""
+        beta = _fraction(self._environ, EVAL_BETA)
         self._environ[ROLLOUT_ID] = str(rollout_id)
         self._environ.pop(BETA, None)
         if self._environ.get(EVAL_BETA):
             self._environ[BETA] = self._environ[EVAL_BETA]
-        return self._state(rollout_id, beta=_fraction(self._environ, BETA), evaluating=True)
+        return self._state(rollout_id, beta=beta, evaluating=True)
 
     def _state(self, rollout_id: int, *, beta: float, evaluating: bool) -> IterationState:
         t_max = self._environ.get(T_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -40,6 +41,30 @@ def test_the_example_prints_what_it_resolved(tmp_path: Path) -> None:
 def test_the_trainers_example_trains(tmp_path: Path) -> None:
     """The trainer's loop of README: two steps of two groups of two."""
     assert run_example(1, tmp_path) == ["[1.0, 1.0, 1.0, 1.0]"] * 2
+
+
+@pytest.mark.slow
+def test_the_example_of_an_evaluation_leaves_what_readme_says(tmp_path: Path) -> None:
+    """Two data sets, four copies, three nodes: every file and metric that the section names."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    section = text[text.index("## Evaluations") : text.index("## The life of an episode")]
+    (example,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "eval.yaml").write_text(example, "utf-8")
+    command = [sys.executable, "-m", "executors.cli", "eval", "--config", "eval.yaml"]
+    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=120)
+    run = tmp_path / "runs" / "eval"
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    names = ("samples", "masked", "accuracy", *(f"pass@{k}" for k in range(1, 5)))
+    assert set(metrics) == {
+        f"eval/{name}/{metric}" for name in ("easy", "short") for metric in names
+    }
+    assert len((run / "eval_details" / "0.jsonl").read_bytes().splitlines()) == 8
+    assert (run / "eval_details" / "0.placements.jsonl").exists()
+    assert (run / "eval_details" / "0.summary.json").exists()
+    assert {path.name for path in (run / "preds").iterdir()} == {
+        f"{name}.{replica}.json" for name in ("easy", "short") for replica in range(4)
+    }
 
 
 def test_every_folder_that_readme_names_exists() -> None:

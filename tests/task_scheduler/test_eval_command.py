@@ -129,7 +129,12 @@ def test_two_bundled_sets_on_three_nodes_agree_with_a_hand_count(
         ),
         (
             {"eval": {"run": {"cpu": 99}}},
-            "EvaluatorSpec 'swe': resource",
+            "eval.budget, eval.run, eval.judge: EvaluatorSpec 'swe': resource",
+        ),
+        ({"eval": {"run": {}, "judge": {}}}, "eval.run and eval.judge: a sample needs nothing"),
+        (
+            {"eval": {"datasets": [{"name": "a/b", "source": "bundled"}]}},
+            "eval.datasets.0.name: 'a/b' String should match pattern",
         ),
         (
             {"rollout": {**ACTION_LEVEL, "policy": {"name": "fcsf"}}},
@@ -161,6 +166,24 @@ def test_a_repository_that_will_not_be_found_is_told_before_anything_runs(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--env-cluster-layout", '{"n1": [0]}', "--env-num-cpus", "0.5"), "provide 0 (each"),
+        (("--env-cluster-layout", '{"n1": [0]}', "--env-memory-gb", "1.5"), "provide 0 (each"),
+        (("--evaluator-batch-size", "0"), "eval.batch_size: 0 should be greater than or equal to"),
+        (("--evaluator-concurrency", "0"), "eval.concurrency: 0 should be greater than or equal"),
+        (("--n-samples-per-eval-prompt", "0"), "eval.n_samples: 0 should be greater than or equal"),
+    ],
+)
+def test_the_texts_flags_are_options(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    """Each reaches its field of the section."""
+    code, _, err = evaluate(write(tmp_path), *options)
+    assert code == 2
+    assert said in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_layout_that_cannot_hold_a_batch_is_told_before_anything_runs(tmp_path: Path) -> None:
     """The deadlock's message, with what to change."""
     small = {"cluster_layout": {"n1": {"cpu": 1, "memory_gb": 1}}}
@@ -169,6 +192,29 @@ def test_a_layout_that_cannot_hold_a_batch_is_told_before_anything_runs(tmp_path
     assert "Deadlock: EvaluatorSpec 'swe' needs 1 placement tokens but the pool" in err
     assert "Lower its batch_size" in err
     assert not (tmp_path / "run").exists()
+
+
+async def test_without_a_layout_concurrency_bounds_all_samples(tmp_path: Path) -> None:
+    """Nothing gates batches then, so there is one; two sets with one task keep both predictions."""
+    run = tmp_path / "run"
+    values = cli_parts.make_config(run).model_dump(mode="json", exclude={"tasks"})
+    datasets = [{"name": "A", "source": "three"}, {"name": "B.1", "source": "three"}]
+    values["eval"] = {"datasets": datasets, "concurrency": 2, "n_samples": 2}
+    session = EvalSession(
+        check_as(EvalConfig, Sources(values=values)),
+        make_engine=cli_parts.make_engine,
+        load_tasks=cli_parts.make_tasks,
+    )
+    await session.run()
+    live = [0]
+    for line in (run / "events.jsonl").read_bytes().splitlines():
+        step = {"env_starting": 1, "env_stopped": -1}.get(json.loads(line)["kind"], 0)
+        live.append(live[-1] + step)
+    assert (max(live), live[-1]) == (2, 0)
+    predictions = sorted((run / "preds").iterdir())  # a local folder
+    names = ["A.0.json", "A.1.json", "B.1.0.json", "B.1.1.json"]
+    assert [path.name for path in predictions] == names
+    assert all(len(json.loads(path.read_bytes())) == 3 for path in predictions)
 
 
 async def test_an_interrupted_evaluation_says_so_and_leaves_no_environment(tmp_path: Path) -> None:

@@ -279,6 +279,18 @@ async def test_an_aborted_turn_keeps_its_engine(pair: Pair) -> None:
     assert len(pair.teacher.rids) == 7
 
 
+async def test_a_teacher_that_dies_in_mid_episode_masks_its_sample_alone() -> None:
+    """After turns of the student; the other samples of the group are judged."""
+    made = Pair()
+    made.teacher.failures = [EngineDied("gone")]
+    samples = await run(made.handler, n=4, iteration=IterationState(beta=0.3))
+    await made.close()
+    (lost,) = [sample for sample in samples if sample.remove_sample]
+    assert lost.termination is TerminationClass.INFRA_CONN
+    assert lost.metadata["_turn_sources"][-1] == "teacher"
+    assert {s.termination for s in samples if s is not lost} == {TerminationClass.RESOLVED}
+
+
 async def test_engines_of_different_vocabularies_are_refused() -> None:
     """One id would mean two things."""
 

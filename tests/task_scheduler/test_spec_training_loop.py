@@ -84,13 +84,13 @@ async def test_execute_eval_pops_beta_so_that_the_student_is_alone() -> None:
     assert handler.contexts["A/task-0#0"].iteration.beta == 0.25
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("STACX_DAGGER_BETA", "1.5"), ("STACX_DAGGER_BETA", "much")]
-)
-def test_a_variable_that_is_no_probability_is_named(name: str, value: str) -> None:
-    """Set by hand, against the advice."""
-    with pytest.raises(ConfigError, match=f"{name} is '{value}'; it must be a probability"):
-        IterationPublisher(environ={name: value}).rollout(0)
+@pytest.mark.parametrize("value", ["1.5", "-0.1", "nan", "inf", "much"])
+def test_a_variable_that_is_no_probability_is_named(value: str) -> None:
+    """β set by hand, against the advice, and that of evaluations, each by its own name."""
+    with pytest.raises(ConfigError, match=f"STACX_DAGGER_BETA is '{value}'; it must be a prob"):
+        IterationPublisher(environ={"STACX_DAGGER_BETA": value}).rollout(0)
+    with pytest.raises(ConfigError, match=f"STACX_DAGGER_EVAL_BETA is '{value}'"):
+        IterationPublisher(environ={"STACX_DAGGER_EVAL_BETA": value}).evaluation(0)
 
 
 def test_a_tail_length_that_is_no_number_is_named() -> None:
@@ -119,6 +119,17 @@ def test_beta_decays_and_stays_above_its_end(decay: Decay, betas: list[float | N
             assert schedule.beta(rollout_id) == pytest.approx(beta)
 
 
+def test_schedules_at_their_boundaries() -> None:
+    """The first and the last rollout of a stair, and of the fall."""
+    stairs = DAggerSchedule(decay=Decay.STEP, rate=0.5, step_every=10)
+    assert [stairs.beta(i) for i in (0, 9, 10, 19, 20)] == [1.0, 1.0, 0.5, 0.5, 0.25]
+    for decay in (Decay.LINEAR, Decay.COSINE):
+        fall = DAggerSchedule(decay=decay, decay_steps=10, beta_end=0.1)
+        assert (fall.beta(0), fall.beta(10), fall.beta(10**9)) == (1.0, 0.1, 0.1)
+        assert 0.1 < fall.beta(9) < fall.beta(1) < 1.0
+    assert DAggerSchedule(decay=Decay.EXPONENTIAL).beta(10**9) == 0.0
+
+
 def test_t_max_is_a_straight_ramp_with_an_end() -> None:
     """Linear, then flat."""
     schedule = DAggerSchedule(t_max_start=1, t_max_step=2, t_max_end=6)
@@ -133,6 +144,10 @@ def test_t_max_is_a_straight_ramp_with_an_end() -> None:
         {"decay_steps": 0},
         {"rate": 0.0},
         {"t_max_step": -1},
+        {"t_max_start": 3, "t_max_end": 2},
+        {"beta_start": float("nan")},
+        {"beta_end": -0.1},
+        {"rate": float("nan")},
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
