@@ -79,7 +79,11 @@ demo-llm: setup
 		--tasks bundled --engine '{url}' --set 'engine.model={model}' \
 		--set sampling.temperature=0.7 --out runs/demo-llm
 
+# A million simulated turns of faults, half of them under each executor, then random kills of real
+# containers.
 soak: setup
+	$(BIN)/agentflow simulate --faults --schedule naive --seeds 19000
+	$(BIN)/agentflow simulate --faults --schedule action-drawn --seeds 19000
 	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh \
 		sh -c '$(IMAGE) && $(PYTEST) -m docker tests/docker/test_container_soak.py'
 

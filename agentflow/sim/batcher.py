@@ -37,7 +37,9 @@ class Batcher:
         self._emit = emit
         self._on_start = on_start
         self._on_end = on_end
-        self.memory = KvMemory(spec.kv_tokens, prefix_cache=spec.prefix_cache)
+        self.memory = KvMemory(
+            spec.kv_tokens, prefix_cache=spec.prefix_cache, page_size=spec.page_size
+        )
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.held: list[Sequence] = []

@@ -77,4 +77,6 @@ class Cancellations:
 def _name(task: asyncio.Task[Any]) -> str:
     """What a person calls it: the names of episodes and unnamed tasks tell nothing."""
     name = task.get_name()
-    return name if name.isalpha() else getattr(task.get_coro(), "__name__", name)
+    if not name.replace(" ", "").isalpha():
+        name = getattr(task.get_coro(), "__name__", name)
+    return name.strip("_").replace("_", " ")

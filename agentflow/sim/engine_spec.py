@@ -74,12 +74,15 @@ class EngineSpec:
     preemption_threshold: int = 10
     """A difference of priorities must be above this to preempt."""
     prefix_cache: bool = True
+    page_size: int = 1
+    """Tokens of a KV page (`--page-size`): prefixes are cached and matched in whole pages. What a
+    request's last page leaves empty is not counted as used."""
     update_s: float = 0.0
     """Seconds that a weight update takes."""
     name: str = "simulated"
 
     def __post_init__(self) -> None:
-        for name in ("slots", "context_length", "vocab_size", "prefill_chunk"):
+        for name in ("slots", "context_length", "vocab_size", "prefill_chunk", "page_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
         if self.kv_tokens is not None and self.kv_tokens < 4:  # noqa: PLR2004  # one of each

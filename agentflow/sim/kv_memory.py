@@ -20,10 +20,10 @@ _UNLIMITED = 1 << 60
 class KvMemory:
     """KV tokens of one engine."""
 
-    def __init__(self, capacity: int | None, *, prefix_cache: bool) -> None:
+    def __init__(self, capacity: int | None, *, prefix_cache: bool, page_size: int = 1) -> None:
         self.capacity = capacity if capacity is not None else _UNLIMITED
         self._shares = prefix_cache
-        self._cache = RadixCache()
+        self._cache = RadixCache(page_size=page_size)
         self.own = 0
         """Tokens of running requests that are not in the cache."""
         self.evicted = 0
@@ -39,7 +39,7 @@ class KvMemory:
         return self.capacity - self.own - self._cache.protected
 
     def attach(self, seq: Request) -> None:
-        """Lock the longest cached prefix of the sequence's context, one token short at most."""
+        """Lock the longest cached prefix of the context, one token short of it at most."""
         if not self._shares:
             seq.held = 0
             return
@@ -78,9 +78,10 @@ class KvMemory:
             raise RuntimeError(f"{short - freed} KV tokens are missing: admission reckoned wrongly")
 
     def publish(self, seq: Request, length: int) -> None:
-        """Move the KV of the sequence's first `length` tokens into the cache and lock it there."""
+        """Move the KV of the whole pages of the first `length` tokens to the cache, and lock it."""
         if not self._shares:
             return
+        length -= length % self._cache.page_size
         assert seq.node is not None
         node = self._cache.insert(seq.ids(seq.held, length), behind=seq.node)
         self._cache.extend_lock(seq.node, node)

@@ -1,10 +1,14 @@
 """RadixCache: which token prefixes an engine holds KV for, as SGLang's radix tree keeps them.
 
-Owns cached prefixes and their locks, token-exact (SGLang's page size 1). Knows no request and no
-time: recency is a counter. Invariants (`check`): `total` and `protected` are the sums over nodes;
-a locked node's ancestors are locked; only unlocked leaves are evicted, least recently used first.
+Owns cached prefixes and their locks, in whole pages: SGLang's default is a page of one token. Knows
+no request and no time: recency is a counter. Invariants (`check`): `total` and `protected` are the
+sums over nodes; a locked node's ancestors are locked; only unlocked leaves are evicted, least
+recently used first.
 
-Runs of tokens are compared as bytes, so a match costs one memory comparison a node.
+A chain of hashed blocks, as other engines have it, finds the same prefixes with pages of a block's
+size. The tree is what SGLang has: what it evicts is a whole leaf, a turn's tokens rather than a
+block, and that decides what is prefilled again. Runs of tokens are compared as bytes, so a match
+costs one memory comparison a node.
 """
 
 from __future__ import annotations
@@ -38,7 +42,10 @@ class RadixNode:
 class RadixCache:
     """The prefixes in KV memory. Sizes are in tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, page_size: int = 1) -> None:
+        """Prefixes are matched, held and split in pages of `page_size` tokens."""
+        self.page_size = page_size
+        self._page = page_size * _ID_BYTES
         self._serial = itertools.count(1)
         self._root = RadixNode(b"", None, 0)
         self._leaves: list[tuple[int, int, RadixNode]] = []
@@ -54,14 +61,14 @@ class RadixCache:
 
     def match(self, ids: NDArray[np.int32]) -> tuple[int, RadixNode]:
         """Find the longest held prefix of `ids`: its length and the node it ends at."""
-        return self._descend(self._root, _as_bytes(ids))
+        return self._descend(self._root, self._pages(ids))
 
     def insert(self, ids: NDArray[np.int32], *, behind: RadixNode) -> RadixNode:
-        """Hold `ids` behind the prefix that ends at `behind`; return the node they end at.
+        """Hold the whole pages of `ids` behind `behind`; return the node they end at.
 
         What is held already is found, not held twice.
         """
-        wanted = _as_bytes(ids)
+        wanted = self._pages(ids)
         known, end = self._descend(behind, wanted)
         rest = wanted[known * _ID_BYTES :]
         return self._add_leaf(end, rest) if rest else end
@@ -131,11 +138,13 @@ class RadixCache:
     def _descend(self, node: RadixNode, wanted: bytes) -> tuple[int, RadixNode]:
         at = 0
         while at < len(wanted):
-            child = node.children.get(wanted[at : at + _ID_BYTES])
+            child = node.children.get(wanted[at : at + self._page])
             if child is None:
                 break
             if not wanted.startswith(child.run, at):
-                child = self._split(child, _common(child.run, wanted[at : at + len(child.run)]))
+                child = self._split(
+                    child, self._common(child.run, wanted[at : at + len(child.run)])
+                )
                 self._touch(child)
                 return (at + len(child.run)) // _ID_BYTES, child
             self._touch(child)
@@ -143,6 +152,17 @@ class RadixCache:
             node = child
         self._offer(node)
         return at // _ID_BYTES, node
+
+    def _pages(self, ids: NDArray[np.int32]) -> bytes:
+        whole = len(ids) - len(ids) % self.page_size
+        return np.ascontiguousarray(ids[:whole], np.int32).tobytes()
+
+    def _common(self, left: bytes, right: bytes) -> int:
+        """Bytes of the longest common prefix, in whole pages."""
+        size = min(len(left), len(right)) // _ID_BYTES
+        same = np.frombuffer(left, np.int32, size) == np.frombuffer(right, np.int32, size)
+        common = size if same.all() else int(same.argmin())
+        return (common - common % self.page_size) * _ID_BYTES
 
     def _touch(self, node: RadixNode) -> None:
         node.used = next(self._serial)
@@ -152,23 +172,23 @@ class RadixCache:
         parent = _parent(node)
         upper = RadixNode(node.run[:at], parent, node.used)
         upper.locks = node.locks
-        parent.children[upper.run[:_ID_BYTES]] = upper
+        parent.children[upper.run[: self._page]] = upper
         node.run = node.run[at:]
         node.size -= upper.size
         node.parent = upper
-        upper.children[node.run[:_ID_BYTES]] = node
+        upper.children[node.run[: self._page]] = node
         return upper
 
     def _add_leaf(self, parent: RadixNode, run: bytes) -> RadixNode:
         leaf = RadixNode(run, parent, next(self._serial))
-        parent.children[run[:_ID_BYTES]] = leaf
+        parent.children[run[: self._page]] = leaf
         self.total += leaf.size
         self._offer(leaf)
         return leaf
 
     def _drop(self, node: RadixNode) -> None:
         parent = _parent(node)
-        del parent.children[node.run[:_ID_BYTES]]
+        del parent.children[node.run[: self._page]]
         node.parent = None
         self._offer(parent)
 
@@ -186,14 +206,3 @@ def _parent(node: RadixNode) -> RadixNode:
     if node.parent is None:
         raise RuntimeError("the root is neither split nor dropped")
     return node.parent
-
-
-def _as_bytes(ids: NDArray[np.int32]) -> bytes:
-    return np.ascontiguousarray(ids, np.int32).tobytes()
-
-
-def _common(left: bytes, right: bytes) -> int:
-    """Bytes of the longest common prefix, in whole tokens."""
-    size = min(len(left), len(right)) // _ID_BYTES
-    same = np.frombuffer(left, np.int32, size) == np.frombuffer(right, np.int32, size)
-    return (size if same.all() else int(same.argmin())) * _ID_BYTES

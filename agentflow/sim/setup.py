@@ -59,7 +59,9 @@ class SimulationConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
 
 
-def engine_spec(timings: str, *, slots: int, kv_tokens: int | None, context: int) -> EngineSpec:
+def engine_spec(
+    timings: str, *, slots: int, kv_tokens: int | None, context: int, page_size: int = 1
+) -> EngineSpec:
     """Return an engine with shipped timings. Raises ConfigError for an unknown name."""
     row = load_timings()[timings]
     return EngineSpec(
@@ -67,6 +69,7 @@ def engine_spec(timings: str, *, slots: int, kv_tokens: int | None, context: int
         slots=slots,
         kv_tokens=kv_tokens,
         context_length=context,
+        page_size=page_size,
         name=row.name,
     )
 

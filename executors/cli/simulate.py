@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  # typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +25,8 @@ from executors.replay import load_recording
 from executors.simulate import StartOrder, ordered, simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agentflow.sim.trace import EpisodeTrace
     from executors.simulate import SimulationReport
 
@@ -44,6 +48,7 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
     kv_tokens: Annotated[
         int | None, typer.Option(help="KV tokens of one replica; 0: the GPUs'; none: unlimited.")
     ] = None,
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV page.")] = 1,
     live: Annotated[int, typer.Option(min=1, help="Episodes live at once.")] = 128,
     containers: Annotated[int | None, typer.Option(min=1, help="Environments at once.")] = None,
     starts: Annotated[int | None, typer.Option(min=1, help="Environment starts at once.")] = None,
@@ -62,7 +67,8 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
     """Run episodes in virtual time and show how far the schedule is from the lower bound."""
     with told_in_one_line(debug=debug):
         if faults:
-            code = _play_faults(schedule, first=seed, seeds=seeds)
+            with _without_warnings():
+                code = _play_faults(schedule, first=seed, seeds=seeds)
             raise typer.Exit(code)
         growth = 0.0
         if from_ is not None:
@@ -73,7 +79,7 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
             traces = kind.episodes(groups=groups, group_size=group_size, random_for=random_for)
             context, growth = kind.context_cap, kind.start_growth
         kv = kv_tokens if kv_tokens != 0 else _published_kv(engine)
-        spec = engine_spec(engine, slots=slots, kv_tokens=kv, context=context)
+        spec = engine_spec(engine, slots=slots, kv_tokens=kv, context=context, page_size=page_size)
         limits = EnvLimits(containers=containers, starts=starts, start_growth=growth)
         config = SimulationConfig(engine=spec, replicas=replicas, limits=limits, seed=seed)
         driver = driver_of(
@@ -168,6 +174,18 @@ def _write(path: Path, report: SimulationReport) -> None:
 
 
 # --- faults -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Lost workers are what is played, and no news."""
+    log = logging.getLogger("executors")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _play_faults(schedule: Schedule, *, first: int, seeds: int) -> ExitCode:

@@ -415,8 +415,9 @@ def test_what_the_server_would_refuse_is_refused() -> None:
     assert "id 1000 is outside the vocabulary of 1000" in str(outcomes[0].error)
 
 
+@pytest.mark.parametrize("page_size", [1, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_jumping_equals_stepping(seed: int) -> None:
+def test_jumping_equals_stepping(seed: int, page_size: int) -> None:
     """A run with idle messages at every moment, so that no jump is long, ends at the same times."""
     rng = np.random.default_rng(seed)
     asked = [
@@ -424,8 +425,9 @@ def test_jumping_equals_stepping(seed: int) -> None:
          float(rng.integers(0, 60)))
         for i in range(8)
     ]  # fmt: skip
-    plain = SimulatedEngine(spec(slots=4, kv_tokens=120))
-    poked = SimulatedEngine(spec(slots=4, kv_tokens=120))
+    plain, poked = (
+        SimulatedEngine(spec(slots=4, kv_tokens=120, page_size=page_size)) for _ in range(2)
+    )
 
     async def main() -> list[Outcome]:
         async with asyncio.TaskGroup() as group:
