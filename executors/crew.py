@@ -1,8 +1,9 @@
 """Crew: the workers of a virtual run, some of which are lost on the way and replaced.
 
 A worker is lost when its run is cancelled, when what its flow schedules with is, or when the
-coordinator gives it up while it runs on, as it does with one that is silent. What it had goes to
-the others; its replacement has a new name.
+coordinator gives it up while it runs on, as it does with one that is silent; such a one is ended a
+while later, as it may wait for environments that it holds itself. What it had goes to the others;
+its replacement has a new name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SPARED = "crew"
 """Name of the tasks that watch the workers; they are no part of what is tried."""
 RUN = "worker run"
 CLOSE = "worker close"
+_LINGERS_S = 60.0
+"""Virtual seconds that a worker which was given up runs on at most."""
 
 
 class Crew:
@@ -41,6 +44,7 @@ class Crew:
         self._numbers = itertools.count(1)
         self.drivers: list[Driver] = []
         """Those that work now."""
+        self._runs: dict[str, asyncio.Task[None]] = {}
         self.reissued: set[EpisodeId] = set()
         """Episodes that a lost worker had; what it received for them is not in their samples."""
         self.counts: Counter[str] = Counter()
@@ -57,7 +61,10 @@ class Crew:
             await asyncio.sleep(rng.expovariate(1 / every_s))
             if self.drivers:
                 self.counts["worker given up"] += 1
-                self._release(rng.choice(self.drivers))
+                driver = rng.choice(self.drivers)
+                self._release(driver)
+                run = self._runs[driver.name]
+                asyncio.get_running_loop().call_later(rng.uniform(0, _LINGERS_S), run.cancel)
 
     async def _fill_post(self) -> None:
         while await self._is_lost(self._make_driver(self._simulation, self._source, self._name())):
@@ -68,7 +75,7 @@ class Crew:
 
     async def _is_lost(self, driver: Driver) -> bool:
         self.drivers.append(driver)
-        run = asyncio.create_task(driver.run(), name=RUN)
+        run = self._runs[driver.name] = asyncio.create_task(driver.run(), name=RUN)
         try:
             await asyncio.wait([run])
         finally:  # cancelled with the whole run, or it has ended

@@ -156,6 +156,7 @@ class _Run:
             received=simulation.model.received,
             reissued=crew.reissued,
             cancelled=plan.end_after_s is not None,
+            mixed_weights=weather.mixed,
         )
 
     def result(self, seed: int) -> FaultRun:

@@ -51,6 +51,8 @@ class Disturbances:
         self._rng = rng
         self._every_s = every_s
         self._version = 0
+        self.mixed = False
+        """Whether an update was cut short: some engines had the new weights, others had not."""
         self.counts: Counter[str] = Counter()
 
     async def disturb(self) -> None:
@@ -87,8 +89,13 @@ class Disturbances:
 
         async def update() -> None:
             await asyncio.sleep(self._rng.uniform(0, 5))
-            for engine in self._engines:
-                await engine.update_weights_from_disk("weights", version=self._version)
+            done = 0
+            try:
+                for engine in self._engines:
+                    await engine.update_weights_from_disk("weights", version=self._version)
+                    done += 1
+            finally:
+                self.mixed |= done < len(self._engines)
 
         try:
             await self._sync_weights(mode, update)
