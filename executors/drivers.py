@@ -6,7 +6,7 @@ A driver rolls out every sample of a source, and can be paused for a weight sync
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, assert_never
 
@@ -14,7 +14,7 @@ from agentflow.errors import ConfigError
 from agentflow.naive_flow import NaiveFlow
 from agentflow.scheduling import Limits
 from agentflow.sim.player import tokens_to_come
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, NoHooks, Scheduling
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.naive import NaiveExecutor
 from executors.source import WorkerSource
@@ -22,15 +22,17 @@ from executors.weight_sync import Pausable
 from priority.policies import Fcfs, LongestPredictedFirst, ShortestPredictedFirst
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from agentflow.protocols import AgentFlow
     from agentflow.sim.setup import Simulation
+    from agentflow.sim.trace import EpisodeTrace
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId
     from executors.coordinator import DataCoordinator
     from priority.policies import Policy
+    from priority.snapshot import PrioritySnapshot
 
     DriverFactory: TypeAlias = Callable[[Simulation, DataCoordinator, str], "Driver"]
     """Makes the worker of that name."""
@@ -107,23 +109,26 @@ class ActionLevel:
     policy: Policy
     submitted: int
     """Episodes that are handed to the flow at once, waiting for an environment included."""
+    foresees: bool = True
+    """Whether the length of every episode is known, from its start on; False: nothing is."""
     partial_rollout: bool = True
     max_attempts: int = 32
 
 
 class ActionLevelDriver(_Driver):
-    """Action-level scheduling: AgenticExecutor, with predictions that are true."""
+    """Action-level scheduling: AgenticExecutor, with predictions that are true, or none."""
 
     def __init__(
         self, simulation: Simulation, source: DataCoordinator, name: str, settings: ActionLevel
     ) -> None:
+        truth = TruePredictions(simulation.traces, source.get_priority_snapshot)
         flow = ActionLevelSWEAgentFlow(
             *simulation.builders(),
             simulation.access(),
             scheduling=Scheduling(
                 limits=settings.limits,
                 policy=settings.policy,
-                hooks=TruePredictions(),
+                hooks=truth if settings.foresees else NoHooks(),
                 partial_rollout=settings.partial_rollout,
             ),
             runner=simulation.runner,
@@ -140,7 +145,9 @@ class ActionLevelDriver(_Driver):
                 status_s=_STATUS_S,
                 stall_s=_STALL_S,
             ),
-            get_priority_snapshot=source.get_priority_snapshot,
+            get_priority_snapshot=(
+                truth.snapshot if settings.foresees else source.get_priority_snapshot
+            ),
         )
         super().__init__(executor, flow, name=name)
 
@@ -150,7 +157,19 @@ _STATUS_S, _STALL_S = 1000.0, 100_000.0
 
 
 class TruePredictions:
-    """Hooks that know what an episode will still generate."""
+    """Hooks that know what an episode will still generate, and a snapshot that knew it before."""
+
+    def __init__(
+        self, traces: Sequence[EpisodeTrace], get_snapshot: Callable[[], PrioritySnapshot]
+    ) -> None:
+        self._get_snapshot = get_snapshot
+        self._lengths = {
+            trace.episode: float(sum(turn.output for turn in trace.turns)) for trace in traces
+        }
+
+    def snapshot(self) -> PrioritySnapshot:
+        """What a coordinator knows, and the length of every episode."""
+        return replace(self._get_snapshot(), predicted=self._lengths)
 
     def replica_inflight(self, episode: EpisodeId) -> None:
         """Do nothing."""

@@ -116,10 +116,8 @@ class Batcher:
 
     def prefill_batch(self) -> PrefillBatch:
         """Admit what may start now; the batch is empty when nothing may."""
-        spec, nobody = self._spec, not self.waiting and self._cut is None
-        running = [] if nobody else self.running
-        reserved = sum(clipped_budget(seq, spec.reserve_clip) for seq in running)
-        batch = PrefillBatch(spec=spec, memory=self.memory, reserved=reserved * self._ratio.value)
+        spec = self._spec
+        batch = PrefillBatch(spec=spec, memory=self.memory, reserved=self._reserved())
         if self._cut is not None:
             batch.go_on(self._cut)
             self._cut = None
@@ -132,6 +130,13 @@ class Batcher:
         self._full |= batch.full
         self._cut = batch.cut
         return batch
+
+    def _reserved(self) -> float:
+        """Tokens that admission keeps free for what runs; nobody asks where memory is unlimited."""
+        if self._spec.kv_tokens is None or not (self.waiting or self._cut):
+            return 0.0
+        clip = self._spec.reserve_clip
+        return self._ratio.value * sum(clipped_budget(seq, clip) for seq in self.running)
 
     def _admit(self, seq: Sequence, batch: PrefillBatch) -> bool:
         free = self._spec.slots - len(self.running) - len(batch.parts)
@@ -196,7 +201,11 @@ class Batcher:
         """Take note that every running request got `steps` more tokens."""
         self.memory.grow_all(self.running, steps)
         for seq in self.running:
-            seq.count(steps, version)
+            if seq.spans[-1][1] != version:
+                seq.spans.append((seq.out, version))
+            seq.out += steps
+            seq.context += steps
+            seq.left -= steps
         self._use.generated_tokens += steps * len(self.running)
         self._ratio.after_steps(steps)
         self._end_finished()

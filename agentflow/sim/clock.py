@@ -202,8 +202,14 @@ class VirtualRunner:
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end on a new virtual loop. Raises Deadlock when it can never end."""
+    results = list[T]()
+
+    async def keep() -> None:  # a result of `main` itself is printed, in full, by asyncio.Runner
+        results.append(await main)
+
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
+        runner.run(keep())
+    return results[0]
 
 
 def _deadlock_message(loop: VirtualLoop) -> str:

@@ -53,6 +53,8 @@ class SimulatedEnvBuilder:
         """Environments that were started and not stopped, by name."""
         self.started = 0
         self.most_live = 0
+        self.busy_s = 0.0
+        """Seconds of all starts and commands that have ended."""
 
     async def start(self, spec: ContainerSpec) -> SimulatedEnv:
         """Bring one up; waits for its turn."""
@@ -74,6 +76,7 @@ class SimulatedEnvBuilder:
         self._starting += 1
         try:
             await asyncio.sleep(self._start_s(spec) * growth)
+            self.busy_s += self._start_s(spec) * growth
         finally:
             self._starting -= 1
 
@@ -118,6 +121,7 @@ class SimulatedEnv:
         timed_out = timeout_s is not None and takes_s > timeout_s
         spent_s = timeout_s if timed_out and timeout_s is not None else takes_s
         await self._pass(spent_s)
+        self._builder.busy_s += spent_s
         result = CommandResult(
             exit_code=-1 if timed_out else 0, output=b"", timed_out=timed_out, duration_s=spent_s
         )

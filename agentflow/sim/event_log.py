@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 if TYPE_CHECKING:
+    from agentflow.protocols import EventSink
     from agentflow.types import EpisodeId
 
 
 class EventLog:
     """An `EventSink` that keeps one JSON line an event, or only their digest and counts."""
 
-    def __init__(self, *, keep: bool = True) -> None:
+    def __init__(self, *, keep: bool = True, watch: EventSink | None = None) -> None:
+        """`watch` hears every event as well."""
         self._keep = keep
+        self._watch = watch
         self._hash = hashlib.blake2b(digest_size=16)
         self.lines: list[bytes] = []
         self.counts: Counter[str] = Counter()
@@ -30,6 +33,8 @@ class EventLog:
         line = orjson.dumps({**stamp, **facts}, option=orjson.OPT_APPEND_NEWLINE)
         self._hash.update(line)
         self.counts[kind] += 1
+        if self._watch is not None:
+            self._watch.emit(kind, episode, **facts)
         if self._keep:
             self.lines.append(line)
 

@@ -32,9 +32,9 @@ def take_in(request: GenerationRequest, spec: EngineSpec, *, said: int | None) -
 def _check_ids(request: GenerationRequest, spec: EngineSpec) -> None:
     if not len(request.input_ids):
         raise EngineRejected("input_ids is empty; at least one token is needed")
-    low, high = int(np.min(request.input_ids)), int(np.max(request.input_ids))
-    if low < 0 or high >= spec.vocab_size:
-        wrong = low if low < 0 else high
+    ids = np.asarray(request.input_ids, np.int32)
+    if ids.view(np.uint32).max() >= spec.vocab_size:  # a negative id is a large one there
+        wrong = ids[ids.view(np.uint32) >= spec.vocab_size][0]
         raise EngineRejected(f"id {wrong} is outside the vocabulary of {spec.vocab_size}")
 
 

@@ -5,6 +5,7 @@ What drives the samples, an executor of any kind, comes from outside: this packa
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,13 @@ from agentflow.types import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentflow.protocols import AgentBuilder, ContainerEnvBuilder, Model, RuntimeBuilder
+    from agentflow.protocols import (
+        AgentBuilder,
+        ContainerEnvBuilder,
+        EventSink,
+        Model,
+        RuntimeBuilder,
+    )
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
 
@@ -77,12 +84,19 @@ def engine_spec(
 class Simulation:
     """The parts of one virtual run; make it inside the loop that runs it."""
 
-    def __init__(self, traces: Sequence[EpisodeTrace], config: SimulationConfig) -> None:
+    def __init__(
+        self,
+        traces: Sequence[EpisodeTrace],
+        config: SimulationConfig,
+        *,
+        watch: EventSink | None = None,
+    ) -> None:
+        """`watch` hears every event, beside the log."""
         _check_fit(traces, config.engine)
         self.traces = traces
         self.config = config
         self.runner = VirtualRunner(seed=config.seed)
-        self.events = EventLog(keep=config.keep_events)
+        self.events = EventLog(keep=config.keep_events, watch=watch)
         lengths = TraceLengths(traces)
         self.engines = [
             SimulatedEngine(config.engine, lengths=lengths, events=self.events)
@@ -93,6 +107,12 @@ class Simulation:
         self.env_builder: ContainerEnvBuilder = self.envs
         self.runtime_builder: RuntimeBuilder = TraceRuntimeBuilder()
         self.renderer = TraceRenderer(config.engine.vocab_size)
+
+    def on_replica(self, index: int) -> Simulation:
+        """Return this simulation as an executor sees it that has one of its engines to itself."""
+        view = copy.copy(self)
+        view.model = self.engines[index]
+        return view
 
     def builders(self) -> tuple[AgentBuilder, ContainerEnvBuilder, RuntimeBuilder]:
         """Return what a flow is made of, beside its engine."""

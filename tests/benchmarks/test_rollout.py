@@ -1,0 +1,134 @@
+"""`benchmarks.rollout`: what its columns mean, and that they are exact."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.rollout import Job, figures_of
+from benchmarks.rollout_meter import Held, SlotMeter, use_over_time
+from benchmarks.rollout_policies import CONTAINERS, POLICIES, SLOTS
+from benchmarks.rollout_run import play
+from benchmarks.rollout_scenarios import SCENARIOS, Scenario
+from benchmarks.slot_trace import write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.rollout_run import Outcome
+
+SMALL = {
+    "plain": Scenario(about="", workload="tiny", groups=4, group_size=4, slots=3, containers=8),
+    "pressed": Scenario(
+        about="", workload="tiny", groups=4, group_size=4, slots=3, containers=8, kv_tokens=900
+    ),
+    "replicas": Scenario(
+        about="", workload="tiny", groups=4, group_size=4, slots=2, containers=8, replicas=2
+    ),
+    "update": Scenario(
+        about="",
+        workload="tiny",
+        groups=4,
+        group_size=4,
+        slots=3,
+        containers=8,
+        sync_at_s=5.0,
+        update_s=2.0,
+    ),
+    "stream": Scenario(
+        about="",
+        workload="tiny",
+        groups=5,
+        group_size=4,
+        slots=3,
+        containers=8,
+        stream=2,
+        sync_every=2,
+        update_s=1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("scenario", SMALL)
+def test_every_policy_plays_every_kind_of_scenario(scenario: str, policy: str) -> None:
+    """To its end: shares are shares, no schedule beats the bound, and nothing is computed less."""
+    outcome, _ = play(SMALL[scenario], policy, 0)
+    columns = outcome.columns
+    assert columns["rho"] >= 1
+    assert 0 < columns["useful"] <= columns["utilisation"] + 1
+    assert all(0 < columns[name] <= 1 for name in ("utilisation", "useful", "env_utilisation"))
+    assert columns["mean_completion"] <= columns["p99_completion"] <= columns["makespan"]
+    assert columns["mean_completion"] <= columns["group_completion"] <= columns["makespan"]
+    assert columns["recomputed_tokens"] >= 0
+    assert max(outcome.curve) <= SMALL[scenario].slots * SMALL[scenario].replicas + 1e-9
+
+
+@pytest.mark.parametrize("policy", [CONTAINERS, "fcfs"])
+def test_two_runs_of_one_seed_are_equal_and_two_seeds_are_not(policy: str) -> None:
+    """To the last digit."""
+    first, again, other = (play(SMALL["update"], policy, seed)[0].columns for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_figures_are_means_over_seeds_and_the_peer_is_trajectories() -> None:
+    """By flat names: column, scenario, policy."""
+    outcomes: dict[Job, Outcome] = {
+        Job("plain", policy, seed, None): play(SMALL["plain"], policy, seed)[0]
+        for policy in (SLOTS, CONTAINERS)
+        for seed in (0, 1)
+    }
+    figures = figures_of(outcomes)
+    spans = [o.columns["makespan"] for job, o in outcomes.items() if job.policy == SLOTS]
+    assert figures[f"makespan.plain.{SLOTS}"] == pytest.approx(sum(spans) / 2)
+    assert figures[f"gain.plain.{CONTAINERS}"] == 1
+    assert figures[f"gain.plain.{SLOTS}"] == pytest.approx(
+        figures[f"makespan.plain.{CONTAINERS}"] / figures[f"makespan.plain.{SLOTS}"], abs=1e-6
+    )
+
+
+def test_slots_are_lanes_and_use_is_counted_over_time(tmp_path: Path) -> None:
+    """No lane holds two at once, every stay is in the trace, and the curve has their seconds."""
+    outcome, stays = play(SMALL["plain"], "fcfs", 0)
+    lanes: dict[int, float] = {}
+    for stay in sorted(stays, key=lambda stay: stay.start):
+        assert stay.start >= lanes.get(stay.slot, 0.0)
+        lanes[stay.slot] = stay.end
+    assert len(lanes) == SMALL["plain"].slots
+    seconds = sum(stay.end - stay.start for stay in stays)
+    width = outcome.columns["makespan"] / len(outcome.curve)
+    assert sum(outcome.curve) * width == pytest.approx(seconds)
+    path = tmp_path / "trace.json.gz"
+    write_trace(path, stays, SMALL["plain"].names(0))
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert len(events) == len(stays)
+    assert {event["tid"] for event in events} == set(lanes)
+    assert events[0]["name"].startswith("tiny-")
+
+
+def test_use_over_time_cuts_stays_at_borders() -> None:
+    """A stay over three parts counts in each by its share."""
+    stay = Held(slot=0, start=1.5, end=3.25, rid="", cached=0, tokens=0)
+    assert use_over_time([stay], until_s=4, points=4) == [0.0, 0.5, 1.0, 0.25]
+
+
+def test_a_meter_that_heard_nothing_has_nothing() -> None:
+    """No division by what did not happen."""
+    assert SlotMeter().slot_s == 0
+
+
+def test_the_scenarios_are_those_that_are_named() -> None:
+    """With the machine's and the workload's figures."""
+    assert set(SCENARIOS) >= {"throughput_bound", "container_capped", "slow_env", "kv_pressed"}
+    for name in ("throughput_bound", "container_capped", "slow_env"):
+        scenario = SCENARIOS[name]
+        assert (scenario.groups * scenario.group_size, scenario.group_size) == (256, 8)
+        assert (scenario.slots, scenario.kv_tokens) == (64, None)
+    pressed = SCENARIOS["kv_pressed"]
+    contexts = [trace.tokens for trace in pressed.traces(0)]
+    live = pressed.containers * sum(contexts) / len(contexts) / 2  # half of the end, in the mean
+    assert live > 2.5 * (pressed.kv_tokens or 0)
