@@ -1,4 +1,4 @@
-"""The one error boundary, and work that cancellation may not cut short."""
+"""The one error boundary, work that cancellation may not cut short, and work beside work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agentflow.errors import AgentflowError, EpisodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -46,3 +46,18 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
             raise cancelled from failure
         raise cancelled
     return task.result()
+
+
+async def beside(
+    work: Callable[[], Awaitable[None]], others: Sequence[Callable[[], Awaitable[None]]]
+) -> None:
+    """Do `work`, and `others` as long as that takes; the first failure ends them all."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(_awaited(other), name="beside the work") for other in others]
+        await work()
+        for task in running:
+            task.cancel()
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()

@@ -150,7 +150,8 @@ class RolloutConfig(Section):
     status_s: float = Field(default=30.0, gt=0)
     """Between two status lines in the log."""
     stall_s: float = Field(default=7200.0, gt=0)
-    """The run fails when no episode has moved for so long."""
+    """The run fails, naming who stands still, when nothing has happened for so long; however it is
+    scheduled."""
     rehearse_syncs_s: float | None = Field(default=None, gt=0)
     """Rehearse a weight update about every so many seconds, seeded, in all modes; the weights stay
     as they are. None: never."""
@@ -195,6 +196,20 @@ class GroupsConfig(Section):
         return self
 
 
+class ObserveConfig(Section):
+    """What of a run that is kept in a directory can be seen from outside, beside its events."""
+
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Serve Prometheus metrics at this port; 0 takes any free one, which `agentflow status` tells.
+    None: serve none."""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to serve them at; the default is this machine alone."""
+    metrics_s: float = Field(default=10.0, gt=0)
+    """Between two lines of metrics.jsonl, and between two looks for a stall."""
+    trace_events: int = Field(default=500_000, ge=0)
+    """Slices and counter values of trace.json, the newest; 0: write none."""
+
+
 class FlowConfig(Section):
     """The flow, and the providers it is put together from."""
 
@@ -231,4 +246,5 @@ class AgentflowConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     groups: GroupsConfig = GroupsConfig()
+    observe: ObserveConfig = ObserveConfig()
     flow: FlowConfig = FlowConfig()

@@ -149,6 +149,8 @@ class RolloutBackend:
                 for worker in parts.workers:
                     tasks.create_task(worker.run(), name=f"worker {worker.name}")
                 tasks.create_task(self._keep_house(), name="deadlines")
+                if parts.watch is not None:
+                    tasks.create_task(parts.watch.run(), name="watch")
         except ExceptionGroup as group:
             logger.exception("the rollouts failed")
             parts.failed = first_failure(group)

@@ -12,6 +12,7 @@ from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin, Versioned
 from executors.assembly import load_flow, make_worker
 from executors.coordinator import DataCoordinator
+from executors.files import OutputError
 from executors.groups import GroupRules, StragglerRule
 from executors.hooks import CoordinatorHooks
 from executors.logs import logging_to
@@ -22,6 +23,7 @@ from executors.summary import Summary, TokenLedger
 from executors.termination import classify
 from executors.token_books import TokenBooks
 from executors.token_meter import MeteredModel
+from executors.watch import Watch
 from executors.weight_sync import WeightSync
 from executors.wiring import reach_engine
 
@@ -57,8 +59,10 @@ class BackendParts:
         observer: BookObserver,
     ) -> None:
         self.events: EventSink = NullEvents()
+        self.watch: Watch | None = None
         if run_dir is not None:
-            self.events = JsonlEvents(run_dir.path / "events.jsonl", runner)
+            events = self.events = JsonlEvents(run_dir.path / "events.jsonl", runner)
+            self.watch = Watch(run_dir.path, events, runner=runner, config=config, held=True)
         self.engine: Model = access.engine
         self.meter = MeteredModel(access.engine)
         self.access = dataclasses.replace(access, engine=self.meter)
@@ -112,6 +116,8 @@ class BackendParts:
             config, parts.access, parts.coordinator, worker=WORKER, flow=flow, runner=runner
         )
         parts.use(worker)
+        if parts.watch is not None:
+            parts.watch.use(flow)
         return parts
 
     def use(self, worker: RolloutWorker) -> None:
@@ -122,8 +128,10 @@ class BackendParts:
 
     def open_run_dir(self, stack: contextlib.AsyncExitStack, *, model: str) -> None:
         """Keep what ends, where `run.out` says so."""
-        if self.run_dir is None:
+        if self.run_dir is None or self.watch is None:
             return
+        stack.callback(self.watch.close)
+        self.watch.serve()
         stack.callback(self.run_dir.close)
         self.run_dir.open(self._config, argv=(), model=model)
         stack.enter_context(logging_to(self.run_dir.path / "logs" / "agentflow.log"))
@@ -134,6 +142,7 @@ class BackendParts:
     def set_version(self, version: int) -> None:
         """The weights are `version`; an engine that does not know by itself is told."""
         self.coordinator.weights_updated(version)
+        self.events.emit("weights_updated", version=version)
         if isinstance(self.engine, Versioned):
             self.engine.weight_version = version
 
@@ -156,11 +165,16 @@ class BackendParts:
 
     def _finish(self, *, began: float) -> None:
         assert self.run_dir is not None
+        assert self.watch is not None
         figures = self.books.figures()
         self.summary.planned = self.coordinator.counts().issued
         self.summary.samples = self.coordinator.counts()
         self.summary.wall_s = self._runner.now() - began
         self.summary.tokens = TokenLedger.of_books(figures)
+        try:
+            self.watch.finish(trace=True)
+        except OutputError as failure:
+            self.failed = self.failed or str(failure)
         self.run_dir.finish(self._status, summary=self.summary, error=self.failed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentflow.errors import ConfigError
+from executors.agentic import RolloutStalled
 from executors.files import OutputError
 
 if TYPE_CHECKING:
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def first_failure(group: BaseExceptionGroup[BaseException]) -> str:
-    """Tell the failure that a person should know: output that cannot be written, or the first."""
+    """Tell the failure that a person should know: one that says what is wrong, or the first."""
     leaves = list(_leaves(group))
     for leaf in leaves:
-        if isinstance(leaf, OutputError):
+        if isinstance(leaf, OutputError | RolloutStalled):
             return str(leaf)
     return f"{type(leaves[0]).__name__}: {leaves[0]} (the traceback is in logs/agentflow.log)"
 

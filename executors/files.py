@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from agentflow.errors import AgentflowError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -36,6 +36,20 @@ def write_atomic(path: Path, data: bytes) -> None:
     with writing(path):
         try:
             temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+    """The same as `write_atomic` for what is too large to be held at once. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(chunks)
             temporary.replace(path)
         except OSError:
             with contextlib.suppress(OSError):

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from executors.summary import Summary
 
 SCHEMA = "agentflow-run/1"
-_LOCK = ".lock"
+LOCK = ".lock"
+"""Held by the process whose run it is."""
+"""Held by the process whose run it is."""
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 * 1024
 """Given back to the disk at the end, so that a full one still takes run.json and summary.json."""
@@ -94,7 +96,7 @@ class RunDir:
     def check(self) -> None:
         """Refuse a path that cannot become this run's. Touches nothing. Raises ConfigError."""
         try:
-            found = sorted(entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
+            found = sorted(entry.name for entry in self.path.iterdir() if entry.name != LOCK)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -167,7 +169,7 @@ class RunDir:
         A lock file is removed by its holder alone, so it may be gone by the time that it is ours:
         then the next one decides.
         """
-        lock = self.path / _LOCK
+        lock = self.path / LOCK
         while self._lock is None:
             held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -187,7 +189,7 @@ class RunDir:
             self._samples.close()
         if self._lock is not None:
             with contextlib.suppress(OSError):
-                (self.path / _LOCK).unlink()
+                (self.path / LOCK).unlink()
             os.close(self._lock)
             self._lock = None
 

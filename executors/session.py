@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from agentflow.aio import beside
 from agentflow.errors import AgentflowError, ConfigError
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin
@@ -39,6 +40,7 @@ from executors.scheduling import scheduling_facts
 from executors.summary import Summary
 from executors.termination import classify
 from executors.token_meter import MeteredModel
+from executors.watch import Watch
 from executors.weight_sync import WeightSync
 from executors.wiring import (
     build_engine,
@@ -138,10 +140,15 @@ class Rollout:
             stack.push_async_callback(self._on_flow_worker, flow.close)
             worker = self._worker(flow, coordinator, access)
             rehearsal = self._rehearsal(worker, engine, events)
+            watch = self._watch(events, flow)
+            stack.callback(watch.close)
+            watch.serve()
             stack.callback(self.dir.close)
             self.dir.open(self._config, argv=self._argv, model=model.name)
             stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))
-            await self._drive(_beside(worker.run_here, rehearsal), coordinator, meter, events)
+            others = [watch.run] if rehearsal is None else [watch.run, rehearsal]
+            work = beside(worker.run_here, others)
+            await self._drive(work, coordinator, meter=meter, events=events, watch=watch)
         return self.summary
 
     async def check(self) -> int:
@@ -203,6 +210,11 @@ class Rollout:
             self._config, access, coordinator, worker=_WORKER, flow=flow, runner=self._runner
         )
 
+    def _watch(self, events: JsonlEvents, flow: AgentFlow) -> Watch:
+        watch = Watch(self.dir.path, events, runner=self._runner, config=self._config)
+        watch.use(flow)
+        return watch
+
     def _rehearsal(
         self, worker: RolloutWorker, engine: Model, events: JsonlEvents
     ) -> Callable[[], Awaitable[None]] | None:
@@ -226,8 +238,10 @@ class Rollout:
         self,
         work: Coroutine[Any, Any, None],
         coordinator: DataCoordinator,
+        *,
         meter: MeteredModel,
         events: JsonlEvents,
+        watch: Watch,
     ) -> None:
         """Run the executor; whatever happens, leave the directory saying how it ended."""
         began = self._runner.now()
@@ -253,7 +267,7 @@ class Rollout:
             coordinator.take_groups()
             self.summary.samples = coordinator.counts()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)
-            error = error or self._objection(events)
+            error = error or self._last_look(watch, status) or self._objection(events)
             if error and status is RunStatus.DONE:
                 status = RunStatus.FAILED
             self._finish(status, error)
@@ -267,6 +281,14 @@ class Rollout:
         self.summary.add(sample)
         if self._watcher is not None:
             self._watcher.ended(sample)
+
+    def _last_look(self, watch: Watch, status: RunStatus) -> str | None:
+        """Keep the last metrics and the trace; who interrupts a run does not wait for a trace."""
+        try:
+            watch.finish(trace=status is not RunStatus.INTERRUPTED)
+        except OutputError as failure:
+            return str(failure)
+        return None
 
     def _objection(self, events: JsonlEvents) -> str | None:
         """Say why a run that went through is no success after all."""
@@ -294,20 +316,3 @@ class Rollout:
 
 _WORKER = "local"
 """The only worker of a foreground run; its executor runs on the caller's loop."""
-
-
-async def _beside(
-    work: Callable[[], Awaitable[None]], other: Callable[[], Awaitable[None]] | None
-) -> None:
-    """Do `work`, and `other` as long as that takes."""
-    if other is None:
-        await work()
-        return
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(_awaited(other), name="beside the work")
-        await work()
-        task.cancel()
-
-
-async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
-    await call()

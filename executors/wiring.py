@@ -51,6 +51,11 @@ def require_engine(config: AgentflowConfig) -> None:
     """Check that there is an engine to reach. Raises ConfigError."""
     if config.engine.url is None:
         raise ConfigError("engine.url: is missing; give http://host:port, or scripted:oracle")
+    if config.run.out is None and config.observe.metrics_port is not None:
+        raise ConfigError(
+            f"observe.metrics_port: {config.observe.metrics_port}: metrics are made from the events"
+            " of a run directory; set run.out as well"
+        )
 
 
 def select_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:

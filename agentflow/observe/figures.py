@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from agentflow.observe.doing import Doing
-from agentflow.observe.run_state import EnvState
+from agentflow.observe.run_state import TOKEN_CAUSES, EnvState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,13 +130,12 @@ def _counts(state: RunState) -> Iterator[Figure]:
         help="Tokens that engines generated.",
         values={(): state.tokens["received"]},
     )
-    causes = ("delivered", "failed", "restarted", "forked")
     yield Figure(
         name="tokens_total",
         kind=FigureKind.COUNTER,
-        help="Generated tokens of ended episodes, by what became of them.",
+        help="Generated tokens of ended episodes, by what became of them then.",
         labels=("cause",),
-        values={(cause,): state.tokens[cause] for cause in causes},
+        values={(cause,): state.tokens[cause] for cause in TOKEN_CAUSES},
     )
     yield Figure(
         name="preemptions_total",

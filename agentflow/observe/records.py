@@ -51,6 +51,10 @@ class EventReader:
             except (orjson.JSONDecodeError, KeyError, TypeError):
                 self.torn += 1
 
+    def time_of(self, t: float) -> float:
+        """Give a process's monotonic `t` as the time of an event that it would emit then."""
+        return t + (self._offset or 0.0)
+
     def _record(self, facts: dict[str, Any]) -> EventRecord:
         kind: str = facts["kind"]
         t: float = facts["t"]
@@ -81,6 +85,10 @@ class EventFile:
     def torn(self) -> int:
         """Lines that are no event."""
         return self._reader.torn
+
+    def time_of(self, t: float) -> float:
+        """Give the writing process's monotonic `t` as a time of the events here."""
+        return self._reader.time_of(t)
 
     def new(self) -> Iterator[EventRecord]:
         """Give what has been written since the last call. Raises OSError."""

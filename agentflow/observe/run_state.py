@@ -44,6 +44,12 @@ _ENV_AFTER: Final[Mapping[str, EnvState | None]] = {
     "ended": None,
 }
 
+_DROPPED_AS: Final = ("stale", "surplus", "deadline")
+"""Causes of a drop whose tokens have a column of their own; those of others count as failed."""
+
+TOKEN_CAUSES: Final = ("delivered", "failed", "restarted", "forked", *_DROPPED_AS)
+"""What became of tokens."""
+
 _SYNC_PHASES: Final = {"sync_paused": "pause", "sync_updated": "update", "sync_ended": "resume"}
 """What ends at each of these events."""
 
@@ -73,6 +79,8 @@ class Progress:
     """Cause of a failure that the infrastructure caused."""
     ending: Mapping[str, Any] | None = None
     """What the event `ended` or `dropped` says."""
+    dropped_as: str | None = None
+    """What its tokens count as, where it was dropped."""
 
 
 class Move(NamedTuple):
@@ -101,7 +109,7 @@ class RunState:
     """Seconds waited for each stage, by those who got it."""
     books: SlotBooks = field(default_factory=SlotBooks)
     tokens: Counter[str] = field(default_factory=Counter)
-    """`received`, and of ended episodes `delivered`, `failed`, `restarted`, `forked`."""
+    """`received`, and `TOKEN_CAUSES` of episodes that ended, as they stood then."""
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By class and cause."""
     preemptions: Counter[str] = field(default_factory=Counter)
@@ -122,6 +130,8 @@ class RunState:
     metrics_url: str | None = None
     syncing: str | None = None
     """Mode of the weight update under way."""
+    updating: bool = False
+    """Generations stand still, and the weights are being replaced."""
     last: float = 0.0
     """Time of the last event; 0 before the first."""
     began: float = 0.0
@@ -210,10 +220,7 @@ class RunState:
                 progress.turns += not progress.cut  # else it goes on in the same turn
                 progress.cut = False
             case "generation_ended":
-                progress.cut = facts["status"] == StepStatus.ABORTED
-                tokens = facts.get("tokens", 0)
-                progress.tokens += tokens
-                self.tokens["received"] += tokens
+                self._note_generation(progress, facts)
             case "preempted":
                 progress.preemptions += 1
                 self.preemptions["priority"] += 1
@@ -226,20 +233,31 @@ class RunState:
                 progress.failed = str(facts["cause"])
             case "leased":
                 progress.failed = None
-            case "ended":
-                self._end(progress, facts)
-            case "dropped":
+            case "ended" | "dropped" if progress.ending is None:
                 progress.ending = facts
-                self.ended["dropped", str(facts["cause"])] += 1
+                self._note_end(progress, facts, dropped=event.kind == "dropped")
             case _:
                 pass
 
-    def _end(self, progress: Progress, facts: Mapping[str, Any]) -> None:
-        progress.ending = facts
-        self.ended[str(facts["status"]), str(facts["cause"])] += 1
+    def _note_generation(self, progress: Progress, facts: Mapping[str, Any]) -> None:
+        progress.cut = facts["status"] == StepStatus.ABORTED
+        tokens = facts.get("tokens", 0)
+        progress.tokens += tokens
+        self.tokens["received"] += tokens
+        if progress.dropped_as is not None:
+            self.tokens[progress.dropped_as] += tokens
+
+    def _note_end(self, progress: Progress, facts: Mapping[str, Any], *, dropped: bool) -> None:
+        cause = str(facts["cause"])
+        if dropped:
+            progress.dropped_as = cause if cause in _DROPPED_AS else "failed"
+            self.ended["dropped", cause] += 1
+            self.tokens[progress.dropped_as] += progress.tokens
+            return
+        self.ended[str(facts["status"]), cause] += 1
         self.tokens["failed" if facts["masked"] else "delivered"] += facts["generated"]
-        self.tokens["restarted"] += facts["restarted"]
-        self.tokens["forked"] += facts["forked"]
+        for column in ("restarted", "stale", "forked"):
+            self.tokens[column] += facts[column]
         if facts["newest_version"] is not None:
             self.version = max(self.version, facts["newest_version"])
             self.staleness.add(self.version - facts["oldest_version"])
@@ -255,6 +273,7 @@ class RunState:
             case "sync_paused" | "sync_updated" | "sync_ended":
                 self.sync_s[_SYNC_PHASES[event.kind]].add(now - self._sync_since)
                 self._sync_since = now
+                self.updating = event.kind == "sync_paused"
                 if event.kind == "sync_ended":
                     self.syncing = None
                     self.books.pause(paused=False, now=now)
@@ -273,6 +292,7 @@ class RunState:
     def _start(self, event: EventRecord) -> None:
         """Begin, or begin again where a killed process left off: nothing of it is under way."""
         self.run, self.status, self.stalled, self.syncing = event.facts, None, None, None
+        self.updating = False
         self.books.begin(event.facts.get("generations", 0), now=event.time)
         self.began = self.began or event.time
         for progress in self.episodes.values():

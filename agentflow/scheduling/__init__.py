@@ -4,9 +4,11 @@ stages     where an item can be, which event moves it where: one table
 items      WorkItem, one episode's place and history in the scheduler
 queues     the waiting lines: a rank queue with removal, and ageing across several
 scheduler  ActionScheduler: places, limits, next, victim, reclassify
+lines      the queues in order, for whoever looks on
 """
 
 from agentflow.scheduling.items import AbortReason, Command, CommandKind, WorkItem
+from agentflow.scheduling.lines import ranking
 from agentflow.scheduling.scheduler import ActionScheduler, Limits
 from agentflow.scheduling.stages import OUT, Event, IllegalTransition, Stage
 
@@ -21,4 +23,5 @@ __all__ = [
     "Limits",
     "Stage",
     "WorkItem",
+    "ranking",
 ]

@@ -54,6 +54,10 @@ class RankQueue:
         """The member with the lowest rank, or None."""
         return _top(self._by_rank)
 
+    def in_order(self) -> list[WorkItem]:
+        """All members, the first one first; for those who look on."""
+        return sorted(self._members, key=lambda item: (item.rank, item.ticket))
+
     def oldest(self) -> WorkItem | None:
         """The member that has waited longest, or None."""
         return _top(self._by_age)

@@ -193,6 +193,12 @@ class ActionScheduler:
         counts[Stage.HP_RESUME] += len(self._promised)
         return counts
 
+    def waiting(self) -> dict[Stage, list[WorkItem]]:
+        """Who waits at each stage, in the order of service; an aged item goes before all of it."""
+        lines = {stage: queue.in_order() for stage, queue in self._queues.items()}
+        lines[Stage.HP_RESUME][:0] = self._promised
+        return lines
+
     def _fill(self, stage: Stage, kind: CommandKind, now: float) -> Iterator[Command]:
         while self._room(kind) > 0 and (item := self._queues[stage].first()) is not None:
             self.advance(item, Event.DISPATCHED, now)

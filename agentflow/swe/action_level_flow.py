@@ -17,7 +17,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from agentflow.aio import shielded
 from agentflow.errors import (
@@ -28,7 +28,15 @@ from agentflow.errors import (
 )
 from agentflow.outcomes import save_partial, write_off
 from agentflow.protocols import ActionLevelAgent
-from agentflow.scheduling import OUT, AbortReason, ActionScheduler, CommandKind, Event, Stage
+from agentflow.scheduling import (
+    OUT,
+    AbortReason,
+    ActionScheduler,
+    CommandKind,
+    Event,
+    Stage,
+    ranking,
+)
 from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
 from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
 from priority.policies import Fcfs
@@ -392,6 +400,10 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
     def whereabouts(self) -> list[str]:
         """Say of every submitted episode where it is; callable from any thread."""
         return [f"{s.sample.episode} {s.item.stage}" for s in list(self._submitted.values())]
+
+    async def ranking(self) -> dict[str, list[dict[str, Any]]]:
+        """Who waits for what, the one that is next first, with what put it there."""
+        return ranking(self._core)
 
     # --- aborts and weight syncs --------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import typer
 
 from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
-from executors.cli import demo, report, running
+from executors.cli import demo, look, report, running
 from executors.cli.clean import clean
 from executors.cli.eval import eval_command
 from executors.cli.exits import HELP, told_in_one_line
@@ -80,6 +80,9 @@ def run(  # noqa: PLR0913  # one parameter an option
     concurrency: Annotated[int | None, typer.Option(help="Episodes live at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most this many tasks.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics here; 0: any free port.")
+    ] = None,
     assignments: Assignments = None,
     dry_run: Annotated[
         bool,
@@ -102,6 +105,7 @@ def run(  # noqa: PLR0913  # one parameter an option
         "--concurrency": (("rollout", "max_concurrency"), concurrency),
         "--seed": (("run", "seed"), seed),
         "--limit": (("tasks", "limit"), limit),
+        "--metrics-port": (("observe", "metrics_port"), metrics_port),
     }
     with told_in_one_line(debug=debug):
         resolved = load_config(config, options=options, assignments=assignments or ())
@@ -156,6 +160,7 @@ def list_tasks(
         report.print_tasks(select_tasks(AgentflowConfig(tasks=TasksConfig(source=source))))
 
 
+look.register(app)
 app.command(name="simulate", epilog=HELP)(simulate_command)
 app.command(name="eval", epilog=HELP)(eval_command)
 

@@ -30,7 +30,8 @@ _PLAIN_WIDTH = 120
 """Columns where the output is no terminal."""
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Make the console of standard output; wide enough for tables where that is no terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
@@ -107,13 +108,13 @@ class TerminalWatcher:
 
 def make_watcher() -> TerminalWatcher:
     """Make the watcher for this process's standard output."""
-    return TerminalWatcher(_console())
+    return TerminalWatcher(make_console())
 
 
 def print_plan(config: AgentflowConfig, *, episodes: int) -> None:
     """Print the resolved configuration and what would run."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    out = _console()
+    out = make_console()
     out.print(text, markup=False, soft_wrap=True, end="")
     out.print(
         f"# would roll out {episodes // config.run.n} tasks x {config.run.n} = {episodes}"
@@ -133,12 +134,12 @@ def print_tasks(tasks: Sequence[Mapping[str, Any]]) -> None:
         task = parse_task(row)
         counts = (str(len(task.FAIL_TO_PASS)), str(len(task.PASS_TO_PASS)))
         table.add_row(task.instance_id, task.source.type, task.repo, *counts)
-    _console().print(table)
+    make_console().print(table)
 
 
 def headline(text: str) -> None:
     """Print what comes next."""
-    _console().print(f"== {text}", markup=False, soft_wrap=True)
+    make_console().print(f"== {text}", markup=False, soft_wrap=True)
 
 
 def print_comparison(results: Mapping[str, Sequence[RolloutSample]]) -> None:
@@ -152,7 +153,7 @@ def print_comparison(results: Mapping[str, Sequence[RolloutSample]]) -> None:
     for episode in sorted(rewards[policies[0]]):
         cells = (rewards[policy].get(episode) for policy in policies)
         table.add_row(episode, *(f"{s.rewards:.1f} {s.termination}" if s else "-" for s in cells))
-    out = _console()
+    out = make_console()
     out.print(table)
     for policy, samples in results.items():
         resolved = sum(sample.rewards == 1.0 for sample in samples)
@@ -161,7 +162,7 @@ def print_comparison(results: Mapping[str, Sequence[RolloutSample]]) -> None:
 
 def print_summary(rollout: Session, samples: Sequence[RolloutSample]) -> None:
     """Print a row for each episode, and the figures of the whole run."""
-    out = _console()
+    out = make_console()
     table = Table("episode", "ended as", "cause", "reward", "turns", "tokens", "seconds")
     for sample in samples[:_MAX_ROWS]:
         table.add_row(*_row(sample))
@@ -176,7 +177,7 @@ def print_summary(rollout: Session, samples: Sequence[RolloutSample]) -> None:
 
 def print_metrics(metrics: Mapping[str, float]) -> None:
     """Print one line a metric."""
-    out = _console()
+    out = make_console()
     for name in sorted(metrics):
         out.print(f"{name} {metrics[name]:g}", markup=False, soft_wrap=True)
 
