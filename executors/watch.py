@@ -193,4 +193,4 @@ def _stall_message(left: Sequence[Progress], still_s: float, now: float) -> str:
     left = sorted(left, key=lambda progress: progress.since)
     named = ", ".join(f"{p.episode} {p.doing} for {now - p.since:.0f} s" for p in left[:_NAMED])
     more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    return f"nothing has happened for {still_s:.0f} s: {named}{more}"
+    return f"nothing has happened for {still_s:.1f} s: {named}{more}"

@@ -225,7 +225,7 @@ class RuntimeBuilder:
 
 
 def make_config(out: Path, **flow: dict[str, Any]) -> AgentflowConfig:
-    """Configure a run of these parts: `agent`, `environment` with keys of their own, `run`."""
+    """Configure a run of these parts: `agent`, `environment`, … with keys of their own."""
     builders = {"agent": "AgentBuilder", "environment": "EnvBuilder", "runtime": "RuntimeBuilder"}
     sections = {
         section: {"name": f"{__file__}:{cls}", **flow.get(section, {})}
@@ -235,7 +235,8 @@ def make_config(out: Path, **flow: dict[str, Any]) -> AgentflowConfig:
         "run": {"out": str(out), **flow.get("run", {})},
         "tasks": {"source": "three"},
         "engine": {"url": "parts"},
-        "rollout": {"max_concurrency": 2},
+        "rollout": {"max_concurrency": 2, **flow.get("rollout", {})},
+        "observe": flow.get("observe", {}),
         "flow": sections,
     }
     return check(Sources(values=values))
