@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -59,8 +60,7 @@ async def test_whoever_looks_at_a_run_sees_the_same_numbers(
     assert scraped["agentflow_slots_busy{replica=local}"] == then["slots"]["local"]["busy"]
     assert len(then["episodes"]) == EPISODES - 39
     assert "task/15#3 waits for a worker" in seen["why"]
-    assert "episodes with the worker: " in seen["why"]
-    assert "which is full" in seen["why"]
+    assert re.search(r"episodes with the worker: \d+ of \d+ in use", seen["why"])
     _agrees_with_summary(out)
 
 
