@@ -35,6 +35,7 @@ _CONTEXT_ROOM = 1 << 20
 
 
 def simulate_command(  # noqa: PLR0913  # one parameter an option
+    ctx: typer.Context,
     *,
     workload: Annotated[str, typer.Option(help="A shipped workload by name.")] = "reference",
     from_: Annotated[
@@ -66,10 +67,13 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
 ) -> None:
     """Run episodes in virtual time and show how far the schedule is from the lower bound."""
     with told_in_one_line(debug=debug):
+        _refuse_idle(ctx, faults=faults, recorded=from_ is not None)
         if faults:
             with _without_warnings():
                 code = _play_faults(schedule, first=seed, seeds=seeds)
             raise typer.Exit(code)
+        if json is not None and not json.parent.is_dir():
+            raise ConfigError(f"--json {json}: the folder {json.parent} is not there")
         growth = 0.0
         if from_ is not None:
             traces, context = _recorded(from_), _CONTEXT_ROOM
@@ -93,6 +97,26 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
         _print_report(report)
         if json is not None:
             _write(json, report)
+
+
+_OF_WORKLOADS = frozenset({"workload", "groups", "group_size"})
+_OF_FAULTS = frozenset({"faults", "seeds"})
+_OF_ALL = frozenset({"schedule", "seed", "debug"})
+
+
+def _refuse_idle(ctx: typer.Context, *, faults: bool, recorded: bool) -> None:
+    """Raise ConfigError for an option that was given and would do nothing."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        option = "--" + name.strip("_").replace("_", "-")
+        if faults and name not in _OF_FAULTS | _OF_ALL:
+            raise ConfigError(f"{option}: with --faults the seed chooses it; leave one of them out")
+        if not faults and name in _OF_FAULTS:
+            raise ConfigError(f"{option}: is for --faults")
+        if recorded and name in _OF_WORKLOADS:
+            raise ConfigError(f"{option}: with --from the recorded run chooses it")
 
 
 def _published_kv(engine: str) -> int:

@@ -16,6 +16,7 @@ from executors.sample_rows import sample_row
 from executors.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -75,4 +76,59 @@ def test_an_unfinished_last_line_is_no_error_and_any_other_is(tmp_path: Path) ->
 def test_what_is_no_run_directory_is_an_error(tmp_path: Path) -> None:
     """The message names the file and the option."""
     with pytest.raises(ConfigError, match=r"events\.jsonl: .*--from takes a run directory"):
+        load_recording(tmp_path)
+
+
+def rewritten(name: str, **changes: object) -> Callable[[Path], None]:
+    """Change fields of every line of a file; None takes one away."""
+
+    def damage(folder: Path) -> None:
+        rows = [orjson.loads(line) | changes for line in (folder / name).read_bytes().splitlines()]
+        rows = [{k: v for k, v in row.items() if v is not None} for row in rows]
+        (folder / name).write_bytes(b"\n".join(map(orjson.dumps, rows)))
+
+    return damage
+
+
+def cut(pattern: str, size: int) -> Callable[[Path], None]:
+    """Keep the first bytes of every file that fits."""
+
+    def damage(folder: Path) -> None:
+        for path in folder.glob(pattern):
+            path.write_bytes(path.read_bytes()[:size])
+
+    return damage
+
+
+def doubled(folder: Path) -> None:
+    """Let every sample end twice."""
+    rows = (folder / "samples.jsonl").read_bytes()
+    (folder / "samples.jsonl").write_bytes(rows + rows)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (cut("tokens/*.npz", 100), r"npz is no record of an episode's tokens"),
+        (cut("tokens/*.npz", 0), r"npz is no record of an episode's tokens"),
+        (
+            cut("events.jsonl", 0),
+            r"tells of 0 turns of tiny-00000#0, which had \d+: the file is cut",
+        ),
+        (cut("events.jsonl", 2000), r"the file is cut"),
+        (cut("samples.jsonl", 0), r"holds no episode"),
+        (rewritten("events.jsonl", t=None), r"events.jsonl, line 1: t: Field required"),
+        (rewritten("events.jsonl", t="soon"), r"events.jsonl, line 1: t: Input should be"),
+        (rewritten("samples.jsonl", uid=None), r"samples.jsonl, line 1: uid: Field required"),
+        (rewritten("samples.jsonl", replica_index="a"), r"line 1: replica_index: Input should be"),
+        (doubled, r"tiny-00000#0 has ended twice"),
+    ],
+)
+def test_a_damaged_recording_is_an_error_that_says_where(
+    damage: Callable[[Path], None], told: str, tmp_path: Path
+) -> None:
+    """What is missing may not come out as no time, which would make every schedule look good."""
+    record(simulate(tiny(groups=1), config(), naive(4)), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ConfigError, match=told):
         load_recording(tmp_path)

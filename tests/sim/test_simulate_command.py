@@ -67,6 +67,12 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         (("--from", str(tmp_path)), "--from takes a run directory"),
         (("--engine", "qwen3-8b-h100-tp1", "--kv-tokens", "0"), "KV capacity"),
         (("--kv-tokens", "50", "--workload", "tiny"), "kv_tokens = 50 must be at least"),
+        (("--schedule", "action-drawn"), "action-drawn: is for fault runs"),
+        (("--json", str(tmp_path / "no" / "x.json")), f"the folder {tmp_path / 'no'} is not there"),
+        (("--faults", "--group-size", "4"), "--group-size: with --faults the seed chooses it"),
+        (("--faults", "--from", str(tmp_path)), "--from: with --faults the seed chooses it"),
+        (("--seeds", "3"), "--seeds: is for --faults"),
+        (("--from", str(tmp_path), "--workload", "tiny"), "--workload: with --from the recorded"),
     ):
         code, output = call("simulate", *args)
         assert code == 2
