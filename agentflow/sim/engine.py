@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from agentflow.errors import (
     EngineAdminFailed,
-    EngineDied,
     EngineRejected,
     EngineUnreachable,
-    GenerationAborted,
 )
 from agentflow.observe.events import NullEvents
 from agentflow.sim.engine_core import EngineCore
@@ -34,10 +31,10 @@ from agentflow.sim.engine_messages import (
     Submit,
     Update,
 )
+from agentflow.sim.flight import Flight
 from agentflow.sim.intake import take_in
 from agentflow.sim.sequence import EngineUse
-from agentflow.sim.speech import logprobs_of
-from agentflow.types import FinishReason, GenerationResult, ModelInfo, SyncMode
+from agentflow.types import ModelInfo, SyncMode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -45,8 +42,7 @@ if TYPE_CHECKING:
     from agentflow.protocols import EventSink, TokenSink
     from agentflow.sim.engine_messages import Answer, Message
     from agentflow.sim.engine_spec import EngineSpec
-    from agentflow.sim.sequence import Sequence
-    from agentflow.types import GenerationRequest
+    from agentflow.types import GenerationRequest, GenerationResult
 
 
 class OutputLengths(Protocol):
@@ -60,16 +56,6 @@ class OutputLengths(Protocol):
 def until_the_budget(request: GenerationRequest) -> int | None:  # noqa: ARG001  # OutputLengths
     """Never stop before the budget is used up."""
     return None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A request and who waits for it."""
-
-    seq: Sequence
-    end: asyncio.Future[End]
-    sink: TokenSink
-    delivered: int = 0
 
 
 class SimulatedEngine:
@@ -89,7 +75,7 @@ class SimulatedEngine:
         self._events = events if events is not None else NullEvents()
         self._core = self._new_core(version=0)
         self._alive = True
-        self._requests: dict[str, _Flight] = {}
+        self._requests: dict[str, Flight] = {}
         self._calls: dict[int, asyncio.Future[str | None]] = {}
         self._tickets = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
@@ -116,19 +102,19 @@ class SimulatedEngine:
         if request.rid in self._requests:
             raise EngineRejected(f"duplicate request id {request.rid!r}")
         end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        flight = self._requests[request.rid] = _Flight(seq=seq, end=end, sink=sink)
+        flight = self._requests[request.rid] = Flight(seq=seq, end=end, sink=sink)
         self._post(Submit(seq=seq))
         try:
             how = await end
         except asyncio.CancelledError:
             if end.cancelled():  # while it ran; otherwise it ended at the same moment
-                self._deliver(flight, self._core.tokens_of(seq, self._now()))
+                flight.deliver(self._core.tokens_of(seq, self._now()), version=self._core.version)
                 self._post(Abort(rid=request.rid))
             else:
-                self._deliver(flight, seq.out)
+                flight.deliver(seq.out, version=self._core.version)
             raise
-        self._deliver(flight, seq.out)
-        return _result(seq, how)
+        flight.deliver(seq.out, version=self._core.version)
+        return flight.result(how)
 
     async def abort(self, rid: str) -> None:
         """Ask that `rid` ends; harmless when it has ended already."""
@@ -273,7 +259,7 @@ class SimulatedEngine:
                 case Started(seq=seq):
                     flight = self._requests[seq.rid]
                     if not flight.end.done():
-                        self._deliver(flight, 1)
+                        flight.deliver(1, version=self._core.version)
                 case Ended(seq=seq, end=end):
                     flight = self._requests.pop(seq.rid)
                     if not flight.end.done():
@@ -283,34 +269,6 @@ class SimulatedEngine:
                     if call is not None and not call.done():
                         call.set_result(refusal)
 
-    def _deliver(self, flight: _Flight, made: int) -> None:
-        """Hand over what the sink lacks of the first `made` tokens, by the version that made it."""
-        seq, given = flight.seq, flight.delivered
-        if made <= given:
-            return
-        spans = list(seq.spans)
-        if made > seq.out and (not spans or spans[-1][1] != self._core.version):
-            spans.append((seq.out, self._core.version))  # made by the run that is under way
-        ends = [start for start, _ in spans[1:]] + [made]
-        for (start, version), end in zip(spans, ends, strict=True):
-            if end > given:
-                ids = seq.made(max(start, given), end)
-                flight.sink.append(ids.tolist(), logprobs_of(ids).tolist(), version)
-        flight.delivered = made
-
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def _result(seq: Sequence, how: End) -> GenerationResult:
-    if how is End.ABORTED:
-        raise GenerationAborted(f"{seq.rid} was aborted after {seq.out} tokens")
-    if how is End.DIED:
-        raise EngineDied(f"the engine died after {seq.out} tokens of {seq.rid}")
-    return GenerationResult(
-        finish=FinishReason.LENGTH if seq.matched is None else FinishReason.STOP,
-        matched=seq.matched,
-        cached_tokens=seq.cached_tokens,
-        retractions=seq.retractions,
-    )

@@ -49,6 +49,7 @@ class SimulatedEnvBuilder:
         self._containers = _limit(self.limits.containers)
         self._starts = _limit(self.limits.starts)
         self._starting = 0
+        self.make_env: Callable[[SimulatedEnvBuilder, str], SimulatedEnv] = SimulatedEnv
         self.live: dict[str, SimulatedEnv] = {}
         """Environments that were started and not stopped, by name."""
         self.started = 0
@@ -66,7 +67,7 @@ class SimulatedEnvBuilder:
             self._containers.release()
             raise
         self.started += 1
-        env = SimulatedEnv(self, f"sim-{self.started}")
+        env = self.make_env(self, f"sim-{self.started}")
         self.live[env.name] = env
         self.most_live = max(self.most_live, len(self.live))
         return env

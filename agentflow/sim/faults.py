@@ -11,7 +11,8 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING
 
 from agentflow.errors import (
     ContainerKilled,
@@ -20,21 +21,20 @@ from agentflow.errors import (
     EngineUnreachable,
     EnvStartFailed,
 )
+from agentflow.sim.environment import SimulatedEnv
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
-    from types import TracebackType
 
     from agentflow.protocols import (
         ContainerEnv,
-        ContainerEnvBuilder,
         Model,
         Runtime,
         RuntimeBuilder,
         TokenSink,
     )
-    from agentflow.sim.environment import SimulatedEnv
+    from agentflow.sim.environment import SimulatedEnvBuilder
     from agentflow.swe.sample import SWESample
     from agentflow.types import (
         CommandResult,
@@ -162,9 +162,10 @@ class FaultyModel:
 class FaultyEnvBuilder:
     """A `ContainerEnvBuilder` whose starts fail or are slow."""
 
-    def __init__(self, envs: ContainerEnvBuilder, faults: FaultSource) -> None:
+    def __init__(self, envs: SimulatedEnvBuilder, faults: FaultSource) -> None:
         self._envs = envs
         self._faults = faults
+        envs.make_env = partial(FaultyEnv, faults=faults)
 
     async def start(self, spec: ContainerSpec) -> ContainerEnv:
         """Start, unless a fault comes between."""
@@ -173,24 +174,19 @@ class FaultyEnvBuilder:
             await self._faults.delay(SLOW_S)
         if fault is Fault.START_FAILED:
             raise EnvStartFailed("injected: no such image")
-        return FaultyEnv(await self._envs.start(spec), self._faults)
+        return await self._envs.start(spec)
 
     async def close(self) -> None:
         """Close the builder behind it."""
         await self._envs.close()
 
 
-class FaultyEnv:
-    """A `ContainerEnv` that dies, hangs or is slow."""
+class FaultyEnv(SimulatedEnv):
+    """A simulated environment that dies, hangs or is slow."""
 
-    def __init__(self, env: ContainerEnv, faults: FaultSource) -> None:
-        self._env = env
+    def __init__(self, builder: SimulatedEnvBuilder, name: str, *, faults: FaultSource) -> None:
+        super().__init__(builder, name)
         self._faults = faults
-
-    @property
-    def name(self) -> str:
-        """The environment's own name."""
-        return self._env.name
 
     async def execute(
         self,
@@ -216,41 +212,17 @@ class FaultyEnv:
                 await self._faults.delay(SLOW_S)
             case _:
                 pass
-        return await self._env.execute(command, check=check, cwd=cwd, env=env, timeout_s=timeout_s)
+        return await super().execute(command, check=check, cwd=cwd, env=env, timeout_s=timeout_s)
 
     def _die_soon(self, *, within_s: float = 3) -> None:
-        env: SimulatedEnv = self._env  # type: ignore[assignment]  # only those can be killed
         after_s = self._faults.rng.uniform(0, within_s)
-        asyncio.get_running_loop().call_later(after_s, env.kill)
-
-    async def write_files(self, files: Mapping[str, bytes], *, root: str | None = None) -> None:
-        """Pass on."""
-        await self._env.write_files(files, root=root)
-
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Pass on."""
-        return await self._env.read_file(path, max_bytes=max_bytes)
-
-    def template_vars(self) -> dict[str, Any]:
-        """Pass on."""
-        return self._env.template_vars()
+        asyncio.get_running_loop().call_later(after_s, self.kill)
 
     async def stop(self) -> None:
         """Stop, perhaps slowly."""
         if self._faults.draw(self._faults.rates.stop, (Fault.SLOW_STOP,)) is not None:
             await self._faults.delay(SLOW_S)
-        await self._env.stop()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await self.stop()
+        await super().stop()
 
 
 class InjectedBug(Exception):
