@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ConfigError
 from agentflow.types import SamplingParams
+from executors.task_scheduler.cluster_layout import _build_placement_pool
 from executors.task_scheduler.stopping import SamplingOverrides, StoppingCriteria
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from executors.task_scheduler.placement import PlacementPool
 
 
 def _flag(default: Any, meaning: str, kind: Any = None) -> Any:
@@ -83,6 +86,12 @@ class SchedulerArgs:
                 raise ConfigError(f"{flag} is {getattr(self, name)}; it must be at least 1")
         if self.save_eval_details and self.save is None:
             raise ConfigError("--save-eval-details needs --save: the folder to write into")
+
+    def pool(self) -> PlacementPool | None:
+        """Make the global pool; None, so that batches launch ungated, without a layout."""
+        return _build_placement_pool(
+            self.env_cluster_layout, num_cpus=self.env_num_cpus, memory_gb=self.env_memory_gb
+        )
 
     def stopping(self, *, evaluating: bool) -> StoppingCriteria:
         """Give what the command line says about an episode's end."""

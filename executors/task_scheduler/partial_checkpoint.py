@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ConfigError
@@ -24,8 +25,8 @@ from executors.task_scheduler.tasks import Task, TaskConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from executors.task_scheduler.args import SchedulerArgs
     from executors.task_scheduler.stores import Store
 
 _SCHEMA = "agentflow-partial/2"
@@ -48,6 +49,13 @@ class PartialCheckpoint:
     def __init__(self, folder: Path, *, store: Store) -> None:
         self._folder = folder
         self._store = store
+
+    @classmethod
+    def of(cls, args: SchedulerArgs, *, store: Store) -> PartialCheckpoint:
+        """Keep it in the folder of `--save`. Raises ConfigError where there is none."""
+        if args.save is None:
+            raise ConfigError("a partial checkpoint needs --save: the folder to write into")
+        return cls(Path(args.save) / "partial", store=store)
 
     def begin(
         self, rollout_id: int, tasks: Sequence[Task], source_state: Mapping[str, Any]

@@ -44,6 +44,20 @@ def test_the_trainers_example_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_schedulers_example_fades_the_teacher_out(tmp_path: Path) -> None:
+    """All turns, some, none; and the files that the section names."""
+    first, second, third = run_example(2, tmp_path)
+    assert first == "8 of 8 [1.0, 1.0, 1.0, 1.0]"
+    assert 0 < int(second.split()[0]) < int(second.split()[2])
+    assert third.startswith("0 of ")
+    assert third.endswith("[0.0, 0.0, 0.0, 0.0]")
+    saved = {path.name for path in (tmp_path / "runs" / "dagger").glob("*.json")}
+    assert saved == {
+        f"trajectory_sft_samples{step}.json" for step in ("", "_iter_000", "_iter_001", "_iter_002")
+    }
+
+
+@pytest.mark.slow
 def test_the_example_of_an_evaluation_leaves_what_readme_says(tmp_path: Path) -> None:
     """Two data sets, four copies, three nodes: every file and metric that the section names."""
     text = (ROOT / "README.md").read_text("utf-8")

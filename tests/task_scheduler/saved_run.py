@@ -43,7 +43,7 @@ class Run:
             parts.spec(handler, batch_size=1),
             args=self.args,
             source=source or parts.source(AsyncioRunner(), n=2),
-            checkpoint=PartialCheckpoint(self.folder / "partial", store=self.store),
+            checkpoint=PartialCheckpoint.of(self.args, store=self.store),
         )
         made = SchedulerRolloutManager(it, args=self.args, store=self.store, environ=self.environ)
         assert made._files is not None

@@ -40,7 +40,7 @@ async def test_the_trajectory_file_loads_with_weights_only(tmp_path: Path) -> No
     it = parts.scheduler(
         args=args,
         source=parts.source(AsyncioRunner(), n=2),
-        checkpoint=PartialCheckpoint(tmp_path / "partial", store=store),
+        checkpoint=PartialCheckpoint.of(args, store=store),
     )
     manager = SchedulerRolloutManager(it, args=args, store=store, environ={})
     step = await manager.generate(0)
