@@ -1,7 +1,8 @@
 """A session: the process inside a container that runs commands, and our end of it.
 
 Owns the connection, the numbers of commands and what happens when the connection breaks. Decides
-nothing about containers: `Host` does, which says whether there is still one to talk to.
+nothing about containers: `Host` does, which says whether there is still one to talk to. No wait
+trusts the other side: while a command runs, its helper is asked for a sign of life now and then.
 """
 
 from __future__ import annotations
@@ -13,37 +14,21 @@ from typing import TYPE_CHECKING, Protocol
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import wire
 from agentflow.swe.environment.docker.errors import ContainerDied, StreamLost
+from agentflow.swe.environment.docker.link import Host, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from agentflow.swe.environment.docker.stream import RawStream
-    from agentflow.swe.environment.docker.wire import Command, Ended
+    from agentflow.swe.environment.docker.wire import Command, Ended, Hello
 
 GRACE_S = 6.0
 """Past a command's own deadline: the helper gives a kill up to 3 s, a busy machine needs some."""
 CLEAR_S = 6.0
 """For the answer to `clear`, the last thing that is tried."""
-HELLO_S = 20.0
-"""For the first answer on a new connection."""
+BEAT_S = 10.0
+"""Between two questions to the helper of a running command, whether it is still there."""
 LOSS_PAUSE_S = 0.1
 """Times 0, 1, 2, …: the pauses before a lost connection is made again."""
 ATTEMPTS = 6
 """Connections that one command may use up before its session counts as dead."""
-
-
-class Host(Protocol):
-    """What a session asks of its container."""
-
-    async def connect(
-        self, received: Callable[[bytes], None], lost: Callable[[], None]
-    ) -> RawStream:
-        """Open a stream to the process. Raises StreamLost."""
-        ...
-
-    async def ensure_running(self) -> None:
-        """Return when the container runs; raises the typed error when it is gone."""
-        ...
 
 
 class Session(Protocol):
@@ -88,8 +73,11 @@ class HelperSession:
         self._closed = False
         self._shared = False
         self._turn = asyncio.Lock()
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._number = 0
+        """Of the last command, here or at the helper's; none is used twice."""
+        self._current = 0
+        """Of the command that somebody waits for; 0 for none."""
 
     async def open(self) -> None:
         """Connect and say hello. Raises StreamLost, TimeoutError."""
@@ -101,16 +89,11 @@ class HelperSession:
             if self._link is None:
                 await self._reconnect()
             self._number += 1
-            request = wire.run_request(self._number, command)
-            for attempt in range(ATTEMPTS):
-                try:
-                    return await self._attempt(request, command.timeout_s)
-                except StreamLost:
-                    await self._drop_link()
-                    await self._after_loss(attempt)
-                    if not self._durable:
-                        return _killed_with_its_helper(self._number)
-            raise ContainerDied("the container runs, but its session does not answer")
+            self._current = self._number
+            try:
+                return await self._run(wire.run_request(self._number, command), command.timeout_s)
+            finally:
+                self._current = 0
 
     async def clear(self) -> None:
         """Kill everything but the helper."""
@@ -135,6 +118,17 @@ class HelperSession:
 
     # --- inside -------------------------------------------------------------------------------
 
+    async def _run(self, request: bytes, timeout_s: float | None) -> Ended:
+        for attempt in range(ATTEMPTS):
+            try:
+                return await self._attempt(request, timeout_s)
+            except StreamLost:
+                await self._drop_link()
+                await self._after_loss(attempt)
+                if not self._durable:
+                    return _killed_with_its_helper(self._current)
+        raise ContainerDied("the container runs, but its session does not answer")
+
     async def _reconnect(self) -> None:
         """Before a first command on a new connection: whatever is wrong comes out typed."""
         for attempt in range(ATTEMPTS):
@@ -156,28 +150,23 @@ class HelperSession:
         await asyncio.sleep(LOSS_PAUSE_S * attempt)
         await self._host.ensure_running()
 
-    async def _connected(self) -> tuple[_Link, wire.Hello | None]:
+    async def _connected(self) -> tuple[Link, Hello | None]:
         """Return the link, and the helper's hello when the link is new."""
         if self._link is not None and self._link.alive:
             return self._link, None
         await self._drop_link()
-        link = _Link()
+        link = Link()
         try:
-            async with asyncio.timeout(HELLO_S):
-                await link.open(self._host)
-                answer = link.expect(lambda reply: isinstance(reply, wire.Hello))
-                link.write(wire.frame(wire.HELLO))
-                hello = await answer
-        except TimeoutError as error:
-            await link.close()
-            raise StreamLost(f"no hello within {HELLO_S:g} s") from error
+            await link.open(self._host)
+            hello = await link.hello()
         except BaseException:
             await link.close()
             raise
-        assert isinstance(hello, wire.Hello)  # `expect` let nothing else pass
         self._link = link
         if self._shared:
             link.write(wire.frame(wire.SHARE))
+        if hello.running not in {0, self._current}:  # its caller gave up while we were away
+            link.write(wire.frame(wire.KILL))
         self._number = max(self._number, hello.running, hello.last)
         return link, hello
 
@@ -187,42 +176,42 @@ class HelperSession:
             await link.close()
 
     async def _attempt(self, request: bytes, timeout_s: float | None) -> Ended:
-        number = self._number
+        number = self._current
         link, hello = await self._connected()
-        answer = link.expect(lambda reply: isinstance(reply, wire.Ended) and reply.id == number)
+        end = link.end_of(number)
         if hello is None or number not in {hello.running, hello.last}:
             link.write(request)
         elif hello.last == number:
             link.write(wire.frame(wire.LAST))
         try:
-            ended = await self._wait(link, answer, timeout_s)
+            return await self._wait(link, end, timeout_s)
         except asyncio.CancelledError:
-            await _kill(link, answer)
+            link.write(wire.frame(wire.KILL))
+            await asyncio.wait({end}, timeout=GRACE_S)
+            if not end.done():
+                await self._drop_link()
             raise
-        assert isinstance(ended, wire.Ended)  # `expect` let nothing else pass
-        return ended
 
-    @staticmethod
-    async def _wait(
-        link: _Link, answer: asyncio.Future[wire.Hello | Ended], timeout_s: float | None
-    ) -> wire.Hello | Ended:
+    async def _wait(self, link: Link, end: asyncio.Future[Ended], timeout_s: float | None) -> Ended:
         """Wait past the helper's own deadline, then clear, then give the connection up."""
-        limit = None if timeout_s is None else timeout_s + GRACE_S
-        await asyncio.wait({answer}, timeout=limit)
-        if not answer.done():
+        try:
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + GRACE_S):
+                await self._watch(link, end)
+        except TimeoutError:
             link.write(wire.frame(wire.CLEAR))
-            await asyncio.wait({answer}, timeout=CLEAR_S)
-        if not answer.done():
+            await asyncio.wait({end}, timeout=CLEAR_S)
+        if not end.done():
             raise StreamLost("no answer past the command's deadline")
-        return answer.result()
+        return end.result()
 
-
-async def _kill(link: _Link, answer: asyncio.Future[wire.Hello | Ended]) -> None:
-    """End a command whose caller was cancelled, and wait until it is dead."""
-    link.write(wire.frame(wire.KILL))
-    await asyncio.wait({answer}, timeout=GRACE_S)
-    if answer.done() and not answer.cancelled():
-        answer.exception()
+    async def _watch(self, link: Link, end: asyncio.Future[Ended]) -> None:
+        """Wait as long as the helper runs the command and says so. Raises StreamLost."""
+        while not end.done():
+            await asyncio.wait({end}, timeout=BEAT_S)
+            if not end.done():
+                hello = await link.hello()
+                if hello.running != self._current and not end.done():
+                    raise StreamLost("the helper does not run the command")
 
 
 def _killed_with_its_helper(number: int) -> Ended:
@@ -237,52 +226,3 @@ def _killed_with_its_helper(number: int) -> Ended:
         oom_kills=0,
         output=b"",
     )
-
-
-class _Link:
-    """One connection: what comes late on it can touch no other."""
-
-    def __init__(self) -> None:
-        self._reader = wire.FrameReader()
-        self._stream: RawStream | None = None
-        self._answer: asyncio.Future[wire.Hello | Ended] | None = None
-        self._wanted: Callable[[wire.Hello | Ended], bool] | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self._stream is not None and self._stream.alive
-
-    async def open(self, host: Host) -> None:
-        self._stream = await host.connect(self._received, self._lost)
-
-    def write(self, data: bytes) -> None:
-        if self._stream is not None:
-            self._stream.write(data)
-
-    def expect(
-        self, wanted: Callable[[wire.Hello | Ended], bool]
-    ) -> asyncio.Future[wire.Hello | Ended]:
-        """Return a future for the next reply that is `wanted`; StreamLost when none can come."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._wanted = wanted
-        if not self.alive:
-            self._lost()
-        return self._answer
-
-    async def close(self) -> None:
-        if self._stream is not None:
-            await self._stream.close()
-
-    def _received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
-            reply = wire.parse(payload)
-            answer, wanted = self._answer, self._wanted
-            if reply is None or answer is None or wanted is None or answer.done():
-                continue
-            if wanted(reply):
-                answer.set_result(reply)
-
-    def _lost(self) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(StreamLost("the connection to the session broke"))
-            self._answer.exception()  # retrieved here: whoever waited may be gone

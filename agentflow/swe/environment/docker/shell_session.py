@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agentflow.errors import EnvDied
@@ -23,11 +24,12 @@ from agentflow.swe.environment.docker.kept_output import KeptOutput
 from agentflow.swe.environment.docker.wire import Ended, EndFlag
 
 if TYPE_CHECKING:
-    from agentflow.swe.environment.docker.session import Host
-    from agentflow.swe.environment.docker.stream import RawStream
+    from agentflow.swe.environment.docker.link import Host, Stream
     from agentflow.swe.environment.docker.wire import Command
 
 SHELL = ("/bin/bash", "--norc", "--noprofile")
+BEAT_S = 10.0
+"""Between two looks whether the container of a running command still runs."""
 OPEN_S = 20.0
 """For a new shell's first answer."""
 KILL_S = 3.0
@@ -127,7 +129,9 @@ class ShellSession:
         began = loop.time()
         done = shell.begin(_script(command), head=command.head_bytes, tail=command.tail_bytes)
         flags = EndFlag(0)
-        await asyncio.wait({done}, timeout=command.timeout_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(command.timeout_s):
+                await self._watch(done)
         deadline = loop.time()
         if not done.done():
             flags |= EndFlag.TIMED_OUT
@@ -153,6 +157,13 @@ class ShellSession:
             output=shell.output.value(),
         )
 
+    async def _watch(self, done: asyncio.Future[tuple[int, int]]) -> None:
+        """Wait as long as the container runs: a shell at work gives no sign of life."""
+        while not done.done():
+            await asyncio.wait({done}, timeout=BEAT_S)
+            if not done.done():
+                await self._host.ensure_running()
+
     async def _kill(self, shell: _Shell) -> None:
         """Kill everything in the container, the shell too, from a second exec."""
         for _ in range(ATTEMPTS):
@@ -177,7 +188,7 @@ class _Shell:
 
     def __init__(self) -> None:
         self.output = KeptOutput(head=0, tail=0)
-        self._stream: RawStream | None = None
+        self._stream: Stream | None = None
         self._done: asyncio.Future[tuple[int, int]] | None = None
         self._lost_event = asyncio.Event()
         self._mark = b""
