@@ -4,7 +4,7 @@
 # install  Debian's docker.io, if no dockerd is on PATH (needs root and apt).
 # start    a daemon with its own data root and socket, no bridge, no iptables, live-restore. Where
 #          DOCKER_HOST answers already, or the machine runs an engine of its own, that one is used
-#          and nothing is started.
+#          and nothing is started; `start --own` starts ours beside them.
 # stop     removes this engine's containers and stops it; never touches an engine it did not start.
 #          `stop --purge` removes its images and data as well.
 # env      prints `export DOCKER_HOST=...` for `eval`.
@@ -31,7 +31,7 @@ answers() { # answers HOST: does an engine answer there?
 }
 
 ours_runs() { # the pid file names a live dockerd
-    [ -f "$pidfile" ] && tr '\0' ' ' <"/proc/$(cat "$pidfile")/cmdline" 2>/dev/null |
+    [ -f "$pidfile" ] && { tr '\0' ' ' <"/proc/$(cat "$pidfile")/cmdline"; } 2>/dev/null |
         grep -qF -- "$pidfile"
 }
 
@@ -58,13 +58,14 @@ install() {
     [ -z "$made" ] || rm -f $policy
 }
 
-start() {
+start() { # start [--own]
     local found
     for _ in $(seq 300); do # one that is coming up, or going down after a kill
         if ! ours_runs || answers "unix://$socket"; then break; fi
         sleep 0.1
     done
-    if found=$(host); then say "using the engine at $found"; return; fi
+    if ours_runs; then say "using the engine at unix://$socket"; return; fi
+    if [ "${1:-}" != --own ] && found=$(host); then say "using the engine at $found"; return; fi
     install
     [ "$(id -u)" = 0 ] || die "starting an engine needs root; point DOCKER_HOST at a running one"
     mkdir -p "$dir"
@@ -87,23 +88,28 @@ start() {
 }
 
 stop() {
+    local pid
     if ours_runs; then
-        local pid
         pid=$(cat "$pidfile")
         docker --host "unix://$socket" ps -aq | xargs -r docker --host "unix://$socket" rm -f >/dev/null
         kill "$pid"
         while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
         say "stopped"
     fi
+    # What an engine that was killed lost sight of: its containerd, shims, and what runs under them.
+    for pid in $(pgrep -f -- "$dir/exec/containerd/containerd" || true); do
+        pkill -KILL -P "$pid" || true
+        kill -KILL "$pid" 2>/dev/null || true
+    done
     rm -f "$pidfile" "$socket"
     [ "${1:-}" != --purge ] || { umount "$dir/data" 2>/dev/null || true; rm -rf "$dir"; }
 }
 
 case ${1:-} in
 install) install ;;
-start) start ;;
+start) start "${2:-}" ;;
 stop) stop "${2:-}" ;;
 env) if found=$(host); then echo "export DOCKER_HOST=$found"; else die "no engine answers; '$0 start'"; fi ;;
 status) if found=$(host); then say "engine at $found"; else die "no engine answers"; fi ;;
-*) die "usage: $0 install|start|stop [--purge]|env|status" ;;
+*) die "usage: $0 install|start [--own]|stop [--purge]|env|status" ;;
 esac

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from docker_tools import docker, our_containers
+from mortal_engine import mortal_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from mortal_engine import MortalEngine
 
 
 @pytest.fixture
@@ -29,3 +32,19 @@ def engine() -> None:
     except (subprocess.CalledProcessError, FileNotFoundError):
         host = os.environ.get("DOCKER_HOST", "the default socket")
         pytest.fail(f"no Docker engine at {host}: scripts/docker-engine.sh start", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def killable() -> Iterator[MortalEngine]:
+    """An engine of the tests' own, for all tests that kill one."""
+    if os.geteuid() != 0:
+        pytest.skip("starting an engine needs root")
+    with mortal_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def mortal(killable: MortalEngine, monkeypatch: pytest.MonkeyPatch) -> MortalEngine:
+    """Make it the engine that this test, and every process it starts, talks to."""
+    monkeypatch.setenv("DOCKER_HOST", killable.host)
+    return killable

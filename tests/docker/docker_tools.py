@@ -1,23 +1,16 @@
-"""What tests with a real engine share: the command line, and the engine's own life."""
+"""What tests with a real engine share: the command line, and what it tells of containers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from agentflow.swe.environment.docker.owner import OWNER_LABEL
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+"""For anything that happens by itself; far more than it takes, so that a hang becomes a failure."""
 
 
 def docker(*arguments: str, check: bool = True) -> str:
@@ -32,33 +25,18 @@ def our_containers() -> list[str]:
     return found.split()
 
 
-ENGINE = ROOT / "scripts" / "docker-engine.sh"
-
-
-def engine_pid() -> int:
-    """Return the pid of the engine that the script started; skip where it is another's."""
-    cache = os.environ.get("AGENTFLOW_CACHE") or Path.home() / ".cache" / "agentflow"
-    file = Path(cache) / "docker" / "dockerd.pid"
-    if not file.exists():
-        pytest.skip("this machine's engine is not ours to kill")
-    return int(file.read_text())
-
-
-def kill_engine() -> None:
-    """Kill the engine as a crash would, and wait until it is gone."""
-    pid = engine_pid()
-    os.kill(pid, signal.SIGKILL)
-    while Path(f"/proc/{pid}/fd/0").exists():
-        time.sleep(0.01)
-
-
-def start_engine() -> None:
-    """Start it again, with its containers."""
-    subprocess.run([ENGINE, "start"], check=True, capture_output=True)
-
-
-async def until(there: Callable[[], bool]) -> None:
-    """Wait for something that happens by itself and tells nobody."""
-    async with asyncio.timeout(30):
-        while not there():  # noqa: ASYNC110  # the engine has no event to wait for
-            await asyncio.sleep(0.01)
+async def engine_event(container: str, event: str, *, count: int = 1) -> None:
+    """Wait until the engine has told of so many events of a container, past ones included."""
+    process = await asyncio.create_subprocess_exec(
+        *("docker", "events", "--since", "0", "--format", "{{.Status}}"),
+        *("--filter", f"container={container}", "--filter", f"event={event}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(count):
+                assert await process.stdout.readline(), "the engine ended its events"
+    finally:
+        process.kill()
+        await process.wait()

@@ -40,9 +40,9 @@ async def builder() -> AsyncIterator[DockerEnvBuilder]:
 async def started(builder: DockerEnvBuilder) -> tuple[str, asyncio.Task[object]]:
     """Start an environment with a command that is surely running; returns name and command."""
     env = await builder.start(ContainerSpec())
-    command = asyncio.ensure_future(env.execute("touch up; sleep 1000", timeout_s=900))
-    result = await env.execute("until test -e up; do sleep 0.01; done", timeout_s=20)
-    assert not result.timed_out
+    await env.execute("mkfifo up")
+    command = asyncio.ensure_future(env.execute("echo > up; sleep 1000", timeout_s=900))
+    assert not (await env.execute("read < up", timeout_s=20)).timed_out
     return env.name, command
 
 
@@ -103,7 +103,7 @@ async def test_a_workdir_that_cannot_be_made_is_told(builder: DockerEnvBuilder) 
 async def test_a_cancelled_start_leaves_nothing(builder: DockerEnvBuilder) -> None:
     """Cancelling twice, early, ends in no container."""
     start = asyncio.ensure_future(builder.start(ContainerSpec()))
-    await asyncio.sleep(0)
+    await asyncio.wait({start}, timeout=0)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
@@ -200,12 +200,14 @@ async def test_the_agent_cannot_be_killed(builder: DockerEnvBuilder, command: st
 async def test_a_killed_side_helper_is_told(builder: DockerEnvBuilder) -> None:
     """A command beside another one that kills its own helper ends as killed, not run twice."""
     async with await builder.start(ContainerSpec()) as env:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(env.execute("until test -e go; do sleep 0.01; done", timeout_s=20))
-            await asyncio.sleep(0)
-            side = await env.execute("echo x >> ran; kill -9 $PPID; sleep 20", timeout_s=20)
-            await env.execute("touch go")
-        assert side.exit_code == 137
+        await env.execute("mkfifo go")
+        async with asyncio.TaskGroup() as group:  # its tasks begin in this order
+            group.create_task(env.execute("read < go", timeout_s=20))
+            killer = "echo x >> ran; kill -9 $PPID; read < go"
+            side = group.create_task(env.execute(killer, timeout_s=20))
+            await side
+            await env.execute("echo > go")
+        assert side.result().exit_code == 137
         assert await env.read_file("ran", max_bytes=100) == b"x\n"
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from docker_tools import docker, our_containers, until
+from docker_tools import docker, engine_event, our_containers
 
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
 
 SMALL = {"pids": 64, "memory_bytes": 64 << 20, "timeout_s": 30}
-
-
-def is_paused(name: str) -> bool:
-    """Ask the engine."""
-    return docker("inspect", "-f", "{{.State.Paused}}", name) == "true"
+JUDGE = ContainerSpec(labels={"agentflow.purpose": "reward"})
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +41,9 @@ async def test_live_containers_are_limited() -> None:
     builder = DockerEnvBuilder({**SMALL, "max_live": 1})
     first = await builder.start(ContainerSpec())
     second = asyncio.ensure_future(builder.start(ContainerSpec()))
-    await until(lambda: bool(builder.gauges()["live"]["waiting"]))
+    third = await builder.start(JUDGE)  # needs far longer than the second to get in line
+    assert builder.gauges()["live"]["waiting"] == 1
+    await third.stop()
     await first.stop()
     await (await second).stop()
     assert builder.gauges()["live"]["in_use"] == 0
@@ -56,8 +54,7 @@ async def test_a_judge_starts_when_every_place_is_taken() -> None:
     """Rewards have places of their own, or finished episodes would wait for unfinished ones."""
     builder = DockerEnvBuilder({**SMALL, "max_live": 1})
     await builder.start(ContainerSpec())
-    judge = ContainerSpec(labels={"agentflow.purpose": "reward"})
-    async with await builder.start(judge) as env:
+    async with await builder.start(JUDGE) as env:
         assert (await env.execute("true")).exit_code == 0
         assert builder.gauges()["rewards"]["in_use"] == 1
     await builder.close()
@@ -68,7 +65,7 @@ async def test_the_pool_hands_out_fresh_containers() -> None:
     builder = DockerEnvBuilder({**SMALL, "pool_size": 1})
     async with await builder.start(ContainerSpec()) as first:
         await first.execute("echo mine > /testbed/file")
-        await until(lambda: bool(builder.gauges()["pool"]["ready"]))
+        await builder._nursery.wait()  # for what fills the pool
         spec = ContainerSpec(workdir="/testbed/deep", env={"A": "1"})
         async with await builder.start(spec) as second:
             result = await second.execute("pwd; echo $A; ls /testbed")
@@ -81,7 +78,7 @@ async def test_the_pool_discards_what_died() -> None:
     """A ready container that died is replaced, not handed out."""
     builder = DockerEnvBuilder({**SMALL, "pool_size": 1})
     first = await builder.start(ContainerSpec())
-    await until(lambda: bool(builder.gauges()["pool"]["ready"]))
+    await builder._nursery.wait()  # for what fills the pool
     (ready,) = set(our_containers()) - {first.name}
     docker("kill", ready)
     second = await builder.start(ContainerSpec())
@@ -121,7 +118,9 @@ async def test_a_lease_that_nobody_takes_ends(builder: DockerEnvBuilder) -> None
     """The container goes, and its place is free."""
     env = await builder.start(ContainerSpec())
     await builder.detach(env, lease_s=0.05)
-    await until(lambda: not builder.gauges()["live"]["in_use"])
+    await engine_event(env.name, "destroy")
+    await builder._nursery.wait()
+    assert builder.gauges()["live"]["in_use"] == 0
     assert env.name not in our_containers()
 
 
@@ -153,10 +152,10 @@ async def test_a_waiting_environment_is_paused() -> None:
     """It is frozen after a while and thaws for the next command, and for its removal."""
     builder = DockerEnvBuilder({**SMALL, "pause_after_s": 0.1})
     env = await builder.start(ContainerSpec())
-    for _ in range(2):
-        await until(lambda: is_paused(env.name))
+    for times in (1, 2):
+        await engine_event(env.name, "pause", count=times)
         assert (await env.execute("echo thawed")).output == b"thawed\n"
-    await until(lambda: is_paused(env.name))
+    await engine_event(env.name, "pause", count=3)
     await env.stop()
     assert env.name not in our_containers()
     await builder.close()

@@ -8,23 +8,27 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import pytest
-from docker_tools import ROOT, kill_engine, our_containers, start_engine
+from docker_tools import PATIENCE_S, ROOT, our_containers
 
-from agentflow.errors import EnvDied, EnvStartFailed
+from agentflow.errors import EnvStartFailed, EpisodeError
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean
 from agentflow.swe.environment.docker.errors import ContainerDied, EngineUnavailable
 from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
+    from mortal_engine import MortalEngine
+
     from agentflow.swe.environment.docker import DockerEnv
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("mortal", "nothing_left")]
 
 EPISODES = int(os.environ.get("AGENTFLOW_SOAK_EPISODES", "50"))
 SEED = int(os.environ.get("AGENTFLOW_SOAK_SEED", "1"))
@@ -32,6 +36,8 @@ AT_ONCE = 8
 COMMANDS = 6
 ENGINE_KILL_EVERY = 25
 OWNER_KILL_EVERY = 10
+EPISODE_S = 180.0
+"""More than any episode takes, and than any wait in it may: one that hangs is a fault."""
 SMALL = {"pids": 64, "memory_bytes": 48 << 20, "timeout_s": 60, "max_live": AT_ONCE}
 
 
@@ -48,29 +54,52 @@ class Fate(StrEnum):
     CANCELLED = "the episode is cancelled in the middle of a command"
 
 
-async def docker_patiently(*arguments: str) -> None:
-    """Run a docker command, again and again while the engine is away."""
-    done = asyncio.subprocess.DEVNULL
-    while True:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What befalls containers from outside, on an engine that is killed now and then itself."""
+
+    engine: MortalEngine
+    up: asyncio.Event
+    """Set while nobody is killing the engine."""
+
+    async def restart_engine(self) -> None:
+        """Kill the engine and bring it up again."""
+        self.up.clear()
+        await asyncio.to_thread(self.engine.restart)
+        self.up.set()
+
+    async def end(self, container: str, *verb: str) -> None:
+        """Kill or remove a container; anew when the engine died over it."""
+        while True:
+            await self.up.wait()
+            if (await self._docker("inspect", "-f", "{{.State.Running}}", container))[0] == "false":
+                return
+            _, error = await self._docker(*verb, container)
+            if not error or "No such container" in error:
+                return
+
+    async def _docker(self, *arguments: str) -> tuple[str, str]:
+        """Run the command line; returns what it printed, and what it complained of."""
+        pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            "docker", *arguments, stdout=done, stderr=done
+            "docker", *arguments, stdout=pipe, stderr=pipe
         )
-        if await process.wait() == 0:
-            return
-        await asyncio.sleep(0.1)
+        out, error = await process.communicate()
+        return out.decode().strip(), error.decode().strip()
 
 
-async def strike(env: DockerEnv, fate: Fate) -> str:  # noqa: PLR0911  # one for each fate
+async def strike(  # noqa: PLR0911  # one for each fate
+    env: DockerEnv, fate: Fate, outside: Outside
+) -> str:
     """Let the fate happen; returns what is wrong, "" for nothing."""
     match fate:
         case Fate.NOTHING:
             return ""
         case Fate.KILLED | Fate.REMOVED:
             verb = ("kill",) if fate is Fate.KILLED else ("rm", "-f")
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as group:  # its tasks begin in this order
                 hanging = group.create_task(expect_death(env))
-                await asyncio.sleep(0)
-                await docker_patiently(*verb, env.name)
+                group.create_task(outside.end(env.name, *verb))
             return hanging.result()
         case Fate.KILL_ALL:
             await env.execute("kill -9 -1")
@@ -86,7 +115,7 @@ async def strike(env: DockerEnv, fate: Fate) -> str:  # noqa: PLR0911  # one for
             return "" if result.timed_out else f"no time-out: {result}"
         case Fate.CANCELLED:
             hanging = asyncio.ensure_future(env.execute("sleep 1000", timeout_s=900))
-            await asyncio.sleep(0)
+            await asyncio.wait({hanging}, timeout=0)
             hanging.cancel()
             await asyncio.wait({hanging})
             return "" if hanging.cancelled() else "the cancellation was swallowed"
@@ -101,29 +130,39 @@ async def expect_death(env: DockerEnv) -> str:
     return f"a dead container gave {result}"
 
 
-async def episode(builder: DockerEnvBuilder, number: int) -> str:
+async def episode(builder: DockerEnvBuilder, number: int, outside: Outside) -> str:
     """Run one; returns what was wrong, "" for nothing."""
     chance = random.Random(f"{SEED}/{number}")
     fate, when = chance.choice(list(Fate)), chance.randrange(COMMANDS)
     try:
         env = await builder.start(ContainerSpec(labels={"episode": str(number)}))
-    except EngineUnavailable:
-        return ""  # the engine was being restarted
-    except EnvStartFailed as error:
-        return "" if "engine" in str(error) or "connection" in str(error) else f"start: {error}"
+    except EnvStartFailed as error:  # because the engine was being restarted
+        told = isinstance(error, EngineUnavailable) or re.search("engine|connection", str(error))
+        return "" if told else f"start: {error!r}"
     try:
         for step in range(COMMANDS):
-            if step == when and (wrong := await strike(env, fate)):
+            if step == when and (wrong := await strike(env, fate, outside)):
                 return f"{fate}: {wrong}"
             result = await env.execute(f"echo {step} >> steps; cat steps")
             if result.output != b"".join(b"%d\n" % i for i in range(step + 1)):
                 return f"{fate}: step {step} gave {result}"
-    except EnvDied as error:
+    except ContainerDied as error:
         return "" if fate in {Fate.KILLED, Fate.REMOVED} else f"{fate}: {error!r}"
+    except EpisodeError as error:
+        return f"{fate}: {error!r}"
     else:
         return "a dead container went on" if fate in {Fate.KILLED, Fate.REMOVED} else ""
     finally:
         await env.stop()
+
+
+async def episode_in_time(builder: DockerEnvBuilder, number: int, outside: Outside) -> str:
+    """Run one; an episode that hangs says so and holds up no other."""
+    try:
+        async with asyncio.timeout(EPISODE_S):
+            return await episode(builder, number, outside)
+    except TimeoutError:
+        return f"hung for {EPISODE_S:g} s"
 
 
 OWNER = """
@@ -158,7 +197,7 @@ def kill_an_owner(chance: random.Random) -> None:
     process.wait()
 
 
-async def disturb(done: asyncio.Queue[int]) -> None:
+async def disturb(done: asyncio.Queue[int], outside: Outside) -> None:
     """Kill the engine and other owners now and then, as episodes end."""
     chance = random.Random(f"{SEED}/disturb")
     for ended in range(1, EPISODES + 1):
@@ -166,12 +205,13 @@ async def disturb(done: asyncio.Queue[int]) -> None:
         if ended % OWNER_KILL_EVERY == 0:
             await asyncio.to_thread(kill_an_owner, chance)
         if ended % ENGINE_KILL_EVERY == ENGINE_KILL_EVERY // 2:
-            await asyncio.to_thread(kill_engine)
-            await asyncio.to_thread(start_engine)
+            await outside.restart_engine()
 
 
-async def test_random_kills() -> None:
+async def test_random_kills(mortal: MortalEngine) -> None:
     """Every episode ends with the right cause; afterwards no container of ours is there."""
+    outside = Outside(engine=mortal, up=asyncio.Event())
+    outside.up.set()
     builder = DockerEnvBuilder(SMALL)
     numbers = iter(range(EPISODES))
     done: asyncio.Queue[int] = asyncio.Queue()
@@ -179,15 +219,16 @@ async def test_random_kills() -> None:
 
     async def work() -> None:
         for number in numbers:
-            wrong[number] = await episode(builder, number)
+            wrong[number] = await episode_in_time(builder, number, outside)
             done.put_nowait(number)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(disturb(done))
+        group.create_task(disturb(done, outside))
         for _ in range(AT_ONCE):
             group.create_task(work())
-    await builder.close()
-    await clean()
+    async with asyncio.timeout(PATIENCE_S):
+        await builder.close()
+        await clean()
     assert {number: what for number, what in wrong.items() if what} == {}
     assert len(wrong) == EPISODES
     assert our_containers() == []

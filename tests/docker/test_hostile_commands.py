@@ -137,11 +137,11 @@ async def test_children_that_fill_the_pids_limit(keeping: DockerEnv) -> None:
 async def test_background_children_that_may_stay(keeping: DockerEnv) -> None:
     """A child outlives its command, its later output is no one's, and it survives a time-out."""
     await keeping.execute("(while :; do echo noise; echo x >> alive; sleep 0.01; done) & true")
-    assert (await keeping.execute("echo mine; sleep 0.05")).output == b"mine\n"
+    grows = "tail -n 0 -f alive | head -n 1"
+    assert (await keeping.execute(f"echo mine; {grows} > /dev/null")).output == b"mine\n"
     timed_out = await keeping.execute("setsid sleep 1000 & sleep 1000", timeout_s=0.2)
     assert timed_out.timed_out
-    check = "a=$(wc -l < alive); sleep 0.2; b=$(wc -l < alive); [ $b -gt $a ]; echo $?"
-    assert (await keeping.execute(check)).output == b"0\n"
+    assert (await keeping.execute(grows)).output == b"x\n"
     assert (await keeping.execute("pgrep -fc '[s]leep 1000'")).output.strip() == b"0"
 
 
