@@ -102,7 +102,10 @@ stop() {
         kill -KILL "$pid" 2>/dev/null || true
     done
     rm -f "$pidfile" "$socket"
-    [ "${1:-}" != --purge ] || { umount "$dir/data" 2>/dev/null || true; rm -rf "$dir"; }
+    [ "${1:-}" = --purge ] || return 0
+    # A mount that a killed engine left would hold its folder.
+    awk -v dir="$dir/" 'index($2, dir) == 1 {print $2}' /proc/mounts | sort -r | xargs -r umount -l
+    rm -rf "$dir"
 }
 
 case ${1:-} in

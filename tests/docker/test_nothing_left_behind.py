@@ -123,6 +123,15 @@ async def test_a_lease_of_a_dead_owner_is_kept(
     assert (await clean()).containers == (leased,)
 
 
+async def test_a_start_after_a_clean_brings_its_helper(builder: DockerEnvBuilder) -> None:
+    """The helper's volume goes when no container uses it; a living builder makes it anew."""
+    env = await builder.start(ContainerSpec())
+    await env.stop()
+    assert (await clean()).volumes
+    async with await builder.start(ContainerSpec()) as env:
+        assert (await env.execute("echo fine")).output == b"fine\n"
+
+
 async def test_foreign_containers_are_left_alone() -> None:
     """`clean` knows its own by their label and touches nothing else."""
     name = docker("run", "-d", "--network", "none", "agentflow-swe:latest", "sleep", "1000")

@@ -19,6 +19,7 @@ from agentflow.swe.environment.docker.errors import (
     EngineRefused,
     EngineSilent,
     EngineUnavailable,
+    HelperGone,
     StreamLost,
 )
 from agentflow.swe.environment.docker.helper import MACHINES
@@ -120,7 +121,11 @@ class DockerEnvBuilder:
         self, image: Image, labels: Mapping[str, str] | None = None, *, urgent: bool = False
     ) -> Launched:
         async with self._starting.slot(urgent=urgent):
-            return await self._launcher.launch(image, await self._volume(image), labels or {})
+            try:
+                return await self._launcher.launch(image, await self._volume(image), labels or {})
+            except HelperGone:  # `agentflow clean` ran while nothing used the volume
+                self._volumes.pop(image.architecture, None)
+                return await self._launcher.launch(image, await self._volume(image), labels or {})
 
     async def _make_workdir(self, env: DockerEnv) -> None:
         """Make the workdir, by the means and with the rights that commands have."""
@@ -172,12 +177,13 @@ class DockerEnvBuilder:
     async def _greet_engine(self) -> dict[str, str]:
         """Remove what dead owners left here, and read what the engine says about itself."""
         await sweep(self.engine, book=self._book, now=self._runner.wall_time())
-        info = await self.engine.call(lambda client: client.info())
+        facts = await self.engine.facts()
+        self._launcher.attaches = not facts.podman
         return {
             "system": "Linux",
-            "machine": str(info.get("Architecture", "")),
-            "release": str(info.get("KernelVersion", "")),
-            "version": str(info.get("OperatingSystem", "")),
+            "machine": facts.machine,
+            "release": facts.release,
+            "version": facts.version,
         }
 
     async def _volume(self, image: Image) -> str | None:

@@ -29,6 +29,8 @@ class DockerConfig(BaseModel):
     """Memory and swap together; None is no limit."""
     cpus: float | None = Field(default=None, gt=0)
     pids: int | None = Field(default=512, gt=0)
+    ulimits: dict[str, int] = Field(default_factory=dict)
+    """Kernel limits by name, soft and hard, e.g. `{"nofile": 4096}`; those of the engine else."""
     network: str = "none"
     read_only: bool = False
     """A read-only root; name the places to write in `tmpfs`."""

@@ -27,6 +27,8 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 CONNECTIONS = 64
 """As many as the runner has threads; the SDK's default of 10 would open and close the rest."""
 NOT_FOUND = 404
+REMOVALS, REMOVAL_PAUSE_S = 50, 0.1
+"""Podman refuses to remove a container that ends at this moment; its state is right soon after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,18 @@ class ContainerState:
     exit_code: int
     out_of_memory: bool
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine says about itself."""
+
+    podman: bool
+    machine: str
+    release: str
+    """Of the kernel."""
+    version: str
+    """Of the operating system."""
 
 
 class Engine:
@@ -96,6 +110,18 @@ class Engine:
         if client is not None:
             await self._runner.to_thread(client.close)
 
+    async def facts(self) -> EngineFacts:
+        """Ask the engine what it is, and what it runs on."""
+        info = await self.call(lambda client: client.info())
+        version = await self.call(lambda client: client.version())
+        parts = [str(part.get("Name", "")) for part in version.get("Components") or ()]
+        return EngineFacts(
+            podman=any(name.startswith("Podman") for name in parts),
+            machine=str(info.get("Architecture", "")),
+            release=str(info.get("KernelVersion", "")),
+            version=str(info.get("OperatingSystem", "")),
+        )
+
     # --- containers ---------------------------------------------------------------------------
 
     async def create(self, settings: Mapping[str, Any], host: Mapping[str, Any]) -> str:
@@ -131,11 +157,17 @@ class Engine:
 
     async def remove(self, container: str) -> None:
         """Kill and remove it with its volumes; well when it is gone already."""
-        try:
-            await self.call(lambda client: client.remove_container(container, force=True, v=True))
-        except EngineRefused as error:
-            if error.status != NOT_FOUND and "already in progress" not in str(error):
-                raise
+        for left in reversed(range(REMOVALS)):
+            try:
+                await self.call(lambda c: c.remove_container(container, force=True, v=True))
+            except EngineRefused as error:
+                if error.status == NOT_FOUND or "already in progress" in str(error):
+                    return
+                if not left or "state improper" not in str(error):
+                    raise
+                await asyncio.sleep(REMOVAL_PAUSE_S)
+            else:
+                return
 
     async def pause(self, container: str) -> None:
         """Freeze its processes."""
@@ -146,10 +178,14 @@ class Engine:
         await self.call(lambda client: client.unpause(container))
 
     async def commit(self, container: str, labels: Mapping[str, str]) -> str:
-        """Make an image of its file system and return the image's id."""
+        """Make an image of its file system and return the image's id, as `image` has it."""
         changes = [f"LABEL {name}={value}" for name, value in labels.items()]
-        made = await self.call(lambda client: client.commit(container, changes=changes))
-        return str(made["Id"])
+
+        def request(client: Any) -> str:
+            made = client.commit(container, changes=changes)["Id"]
+            return str(client.inspect_image(made)["Id"])
+
+        return str(await self.call(request))
 
     async def containers(self, label: str) -> Sequence[Mapping[str, Any]]:
         """List all containers that carry `label` (`name` or `name=value`), stopped ones too."""

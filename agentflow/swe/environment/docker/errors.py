@@ -31,6 +31,10 @@ class ImageMissing(EnvStartFailed):
     """The engine has no such image, and pulling it is off or failed."""
 
 
+class HelperGone(EnvStartFailed):
+    """The helper's volume was removed behind our back; it is made anew once."""
+
+
 class StartTimedOut(EnvStartFailed):
     """The environment was not up within its time; what there was of it is removed."""
 

@@ -14,6 +14,7 @@ from agentflow.swe.environment.docker.errors import (
     EngineRefused,
     EngineSilent,
     EngineUnavailable,
+    HelperGone,
     StartTimedOut,
     StreamLost,
 )
@@ -58,6 +59,9 @@ class Launcher:
         self._runner = runner
         self.builder = secrets.token_hex(8)
         """Marks every container made here."""
+        self.attaches = True
+        """False for Podman, which ends the stdin of PID 1 with the first connection: its sessions
+        run beside PID 1, like those of the shell."""
 
     def container(self, name: str, *, shell: bool) -> tuple[Container, Session]:
         """Return our end of a container of that name, which may exist or not."""
@@ -67,7 +71,8 @@ class Launcher:
         if shell:
             container.exec_argv = SHELL
             return container, ShellSession(container)
-        return container, SideBySide(HelperSession(container), lambda: self._side(name))
+        main = HelperSession(container) if self.attaches else self._side(name)
+        return container, SideBySide(main, lambda: self._side(name))
 
     def _side(self, name: str) -> HelperSession:
         beside = Container(
@@ -129,7 +134,10 @@ class Launcher:
             "read_only": config.read_only,
             "tmpfs": dict(config.tmpfs) or None,
             "log_config": {"type": "none"},
-            "ulimits": [{"name": "core", "soft": 0, "hard": 0}],
+            "ulimits": [
+                {"name": name, "soft": value, "hard": value}
+                for name, value in {"core": 0, **config.ulimits}.items()
+            ],
         }
         return settings, host
 
@@ -148,6 +156,8 @@ def _start_error(error: BaseException, name: str, limit_s: float) -> BaseExcepti
             return StartTimedOut(f"container {name} was not up within {limit_s:g} s")
         case EngineSilent():
             return EngineUnavailable(str(error))
+        case EngineRefused() if helper.PATH in str(error):
+            return HelperGone(f"container {name}: {error}")
         case EngineRefused() | StreamLost():
             return EnvStartFailed(f"container {name}: {error}")
         case EpisodeError() if not isinstance(error, EnvStartFailed):

@@ -16,11 +16,11 @@ from agentflow.swe.environment.docker.errors import EngineRefused
 from agentflow.swe.environment.docker.leases import LeaseBook
 from agentflow.swe.environment.docker.owner import (
     EXPIRES_LABEL,
-    HELPER_LABEL,
     OWNER_LABEL,
     SNAPSHOT_LABEL,
     is_alive,
 )
+from agentflow.swe.environment.docker.volume import VOLUME_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -113,7 +113,7 @@ async def _sweep_snapshots(engine: Engine, keep: Collection[str]) -> tuple[str, 
 
 
 async def _sweep_volumes(engine: Engine) -> tuple[str, ...]:
-    found = await engine.call(lambda c: c.volumes(filters={"label": HELPER_LABEL}))
+    found = await engine.call(lambda c: c.volumes(filters={"name": VOLUME_PREFIX}))
     return await _remove_unused(
         engine,
         [str(volume["Name"]) for volume in found.get("Volumes") or ()],

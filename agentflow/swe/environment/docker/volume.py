@@ -11,12 +11,14 @@ import tarfile
 from typing import TYPE_CHECKING, Any
 
 from agentflow.swe.environment.docker import helper
-from agentflow.swe.environment.docker.owner import EXPIRES_LABEL, HELPER_LABEL, OWNER_LABEL, myself
+from agentflow.swe.environment.docker.owner import EXPIRES_LABEL, OWNER_LABEL, myself
 
 if TYPE_CHECKING:
     from agentflow.swe.environment.docker.engine import Engine
 
 NOT_FOUND = 404
+VOLUME_PREFIX = "agentflow-helper-"
+"""Names are ours by this, not by a label: an engine makes a volume that a container names."""
 FILL_TTL_S = 600
 """The container that a volume is filled through is removed at once, or by a sweep after this."""
 
@@ -32,8 +34,8 @@ async def ensure_helper_volume(
     data = helper.binary(architecture)
     if data is None:
         return None
-    volume = f"agentflow-helper-{helper.digest(data)}"
-    await engine.call(lambda client: client.create_volume(volume, labels={HELPER_LABEL: "1"}))
+    volume = f"{VOLUME_PREFIX}{helper.digest(data)}"
+    await engine.call(lambda client: client.create_volume(volume))
     container = await engine.create(
         {
             "image": image,

@@ -1,0 +1,54 @@
+"""A Podman service of the tests' own: its storage and socket, no network, cgroups by file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from docker_tools import docker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LIMITS = {"nofile": 1024, "nproc": 4096}
+"""Podman asks for a million files, which a machine without CAP_SYS_RESOURCE cannot give."""
+
+
+@contextmanager
+def podman_service(folder: Path, image: str) -> Iterator[str]:
+    """Yield the address of one that has the image; afterwards nothing of it is left."""
+    if shutil.which("podman") is None:
+        pytest.skip("no podman on PATH: scripts/container-extras.sh installs it")
+    storage = [f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp"]
+    podman = ["podman", *storage, "--cgroup-manager=cgroupfs", "--events-backend=file"]
+    host = f"unix://{folder}/podman.sock"
+    saved = folder / "image.tar"
+    subprocess.run(["docker", "save", "--output", saved, image], check=True)
+    subprocess.run([*podman, "load", "--quiet", "--input", saved], check=True, capture_output=True)
+    saved.unlink()
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            [*podman, "system", "service", "--time=0", host], stdout=log, stderr=log
+        ) as service,
+    ):
+        try:
+            wait_for_answer(host)
+            yield host
+        finally:
+            subprocess.run([*podman, "rm", "--all", "--force"], check=True, capture_output=True)
+            service.terminate()
+    subprocess.run([*podman, "system", "reset", "--force"], check=True, capture_output=True)
+
+
+def wait_for_answer(host: str) -> None:
+    """Return when something answers there."""
+    path = host.removeprefix("unix://")
+    curl = ["curl", "--silent", "--fail", "--retry", "100", "--retry-delay", "1"]
+    ping = ["--retry-all-errors", "--unix-socket", path, "http://engine/_ping"]
+    subprocess.run([*curl, *ping], check=True, capture_output=True)
+    docker("--host", host, "version")
