@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,6 @@ from docker_tools import docker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LIMITS = {"nofile": 1024, "nproc": 4096}
 """Podman asks for a million files, which a machine without CAP_SYS_RESOURCE cannot give."""
@@ -42,7 +42,15 @@ def podman_service(folder: Path, image: str) -> Iterator[str]:
         finally:
             subprocess.run([*podman, "rm", "--all", "--force"], check=True, capture_output=True)
             service.terminate()
-    subprocess.run([*podman, "system", "reset", "--force"], check=True, capture_output=True)
+    unmount_below(folder)
+    shutil.rmtree(folder)
+
+
+def unmount_below(folder: Path) -> None:
+    """Podman mounts its storage on itself, and leaves it so."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted((m for m in mounts if m.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 def wait_for_answer(host: str) -> None:
