@@ -5,7 +5,7 @@
     VirtualLoop (time jumps) ◀── VirtualRunner                            ├──▶ SimulatedEngine
                                                                           └──▶ SimulatedEnvBuilder
     makespan ──▶ LowerBound: rho = makespan / LB ──▶ Waterfall of one engine's time
-    FaultSource, Disturbances: seeded faults at every await
+    FaultSource, Disturbances, Cancellations: seeded faults at every await
 
 Of an engine: `engine` speaks to the loop, `engine_core` decides what is computed when, `batcher`
 and `admission` who is in it, `kv_memory` and `radix` with which tokens, `decode_run` how long.

@@ -81,6 +81,29 @@ def test_the_example_of_an_evaluation_leaves_what_readme_says(tmp_path: Path) ->
     }
 
 
+@pytest.mark.slow
+def test_the_simulations_of_readme_run(tmp_path: Path) -> None:
+    """Its four commands, in order, as they stand."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    section = text[text.index("## In virtual time") : text.index("## Evaluations")]
+    printed = []
+    for line in re.findall(r"^\$ agentflow (.*)$", section, re.MULTILINE):
+        command = [sys.executable, "-m", "executors.cli", *line.split()]
+        environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environ,
+            check=True,
+            timeout=300,
+            capture_output=True,
+            text=True,
+        )
+        printed.append(done.stdout)
+    for text, told in zip(printed, ("rho ", "kept in", "recorded ", " 0 violations"), strict=True):
+        assert told in text
+
+
 def test_every_folder_that_readme_names_exists() -> None:
     """The table of folders speaks of what is there."""
     text = (ROOT / "README.md").read_text("utf-8")
