@@ -82,9 +82,13 @@ class Crew:
             run.cancel()
             await asyncio.wait([run])
             self.drivers.remove(driver)
-            await asyncio.wait([asyncio.create_task(driver.close(), name=CLOSE)])
+            close = asyncio.create_task(driver.close(), name=CLOSE)
+            await asyncio.wait([close])
             self._release(driver)
-        return run.cancelled() or _was_lost(run.exception())
+            lost = run.cancelled() or _was_lost(run.exception())
+            if not close.cancelled():
+                close.result()
+        return lost
 
     def _release(self, driver: Driver) -> None:
         self.reissued.update(self._source.release_worker(driver.name))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,6 +65,32 @@ def test_a_seed_replays_its_run() -> None:
     assert first.events_digest != run_with_faults(17).events_digest
 
 
+def told() -> str:
+    """What some seeds of every schedule came to."""
+    return "\n".join(
+        str(run_with_faults(seed, schedule=schedule)) for schedule in Schedule for seed in range(8)
+    )
+
+
+@pytest.mark.slow
+def test_a_process_of_another_hash_seed_meets_the_same_faults() -> None:
+    """Also where tasks are cancelled and workers lost: nothing hangs on the order of a set."""
+    program = "import sys\nfrom test_faults import told\nsys.stdout.write(told())\n"
+    folders = (Path(__file__).parent, Path(__file__).parents[2])
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "12345",
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        },
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert other.stdout == told()
+
+
 class Broken(NaiveDriver):
     """Drives correctly; its subclasses do not."""
 
@@ -105,6 +135,15 @@ class LosesTokens(Broken):
         await super().run()
 
 
+class FailsToClose(Broken):
+    """Has a bug at its end."""
+
+    async def close(self) -> None:
+        """Close, then fail."""
+        await super().close()
+        raise AssertionError("not closed")
+
+
 class Hangs(Broken):
     """Waits for something that never comes."""
 
@@ -128,6 +167,7 @@ class Crashes(Broken):
         (LosesSamples, "never ended"),
         (LosesTokens, "submitted after"),
         (Hangs, "hung"),
+        (FailsToClose, "raised AssertionError: not closed"),
         (Crashes, "raised AssertionError: a bug"),
     ],
 )
