@@ -155,6 +155,8 @@ class RolloutConfig(Section):
     rehearse_syncs_s: float | None = Field(default=None, gt=0)
     """Rehearse a weight update about every so many seconds, seeded, in all modes; the weights stay
     as they are. None: never."""
+    journal: bool = False
+    """Keep in the run directory what a killed run needs to go on (`agentflow run --resume DIR`)."""
     stop_grace_s: float = Field(default=20.0, ge=0)
     """After Ctrl-C, how long episodes may take to let go of their environments."""
 

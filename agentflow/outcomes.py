@@ -21,8 +21,7 @@ def save_partial(sample: SWESample, dc_sample: RolloutSample) -> None:
 
 def write_off(sample: SWESample, dc_sample: RolloutSample) -> None:
     """Count the tokens of an attempt that is thrown away as restarted."""
-    forked = sample.model.forked_tokens if sample.model is not None else 0
-    lost = sample.record.generated + forked
+    lost = sample.record.generated + (sample.model.lost_tokens if sample.model is not None else 0)
     dc_sample.restarted_tokens += lost
     dc_sample.stale_tokens += lost * dc_sample.restart
     dc_sample.partial_agent_data = None

@@ -233,6 +233,51 @@ class EnvAware(Protocol):
         ...
 
 
+@runtime_checkable
+class Leasing(Protocol):
+    """A builder whose environments another process can go on with, when this one has died."""
+
+    def lease(self, env: Any, /) -> Any:
+        """Say how to come back to an environment of this builder; picklable."""
+        ...
+
+    async def hold(self, lease: Any, *, journal: str) -> None:
+        """Spare the environment from sweeps, also if this process dies.
+
+        For some hours, and not longer than the file `journal` exists.
+        """
+        ...
+
+    async def attach(self, lease: Any) -> ContainerEnv:
+        """Take an environment over, which is held no longer. Raises EnvDied when it is gone."""
+        ...
+
+    async def release(self, lease: Any) -> None:
+        """Remove an environment that nobody will attach to. Harmless when it is gone."""
+        ...
+
+
+class Keeper(Protocol):
+    """What keeps episodes for the case that this process dies (a journal). Called by the flow."""
+
+    @property
+    def place(self) -> str:
+        """The file that exists as long as somebody may go on with what is kept."""
+        ...
+
+    def keep(self, sample: SWESample) -> None:
+        """Take an episode as it stands between two half-steps; does not wait."""
+        ...
+
+    def generating(self, sample: SWESample) -> None:
+        """Take the tokens of a generation as they come, until the next `keep`."""
+        ...
+
+    async def kept(self) -> None:
+        """Return when everything taken so far would survive. Raises what keeps it from that."""
+        ...
+
+
 class AgentBuilder(Protocol):
     """Built once from its section of the configuration: `Builder(subconf)`."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from agentflow.protocols import AgentFlow, EventSink, Runner
+    from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
     from agentflow.swe.action_level_flow import Scheduling
     from agentflow.swe.sample import SWESample
 
@@ -44,6 +44,7 @@ def load_agentflow(
     runner: Runner | None = None,
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
+    keeper: Keeper | None = None,
     scheduling: Scheduling | None = None,
 ) -> AgentFlow:
     """Build the flow `name` from its section of the configuration.
@@ -54,7 +55,12 @@ def load_agentflow(
     """
     make = import_any(name, builtin=BUILTIN_FLOW, path=config.get("python_path"), kind="flow")
     with plugin_boundary(f"flow {name!r}"):
-        wiring: dict[str, object] = {"runner": runner, "events": events, "on_turn": on_turn}
+        wiring: dict[str, object] = {
+            "runner": runner,
+            "events": events,
+            "on_turn": on_turn,
+            "keeper": keeper,
+        }
         if scheduling is not None:
             wiring["scheduling"] = scheduling
         return cast("AgentFlow", make(config, model, **accepted_keywords(make, wiring)))

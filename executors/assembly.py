@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow, EventSink, Runner
+    from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
     from agentflow.swe.action_level_flow import SchedulingHooks
     from agentflow.swe.sample import SWESample
     from executors.coordinator import DataCoordinator
@@ -27,6 +27,7 @@ def load_flow(
     runner: Runner,
     events: EventSink,
     on_turn: Callable[[SWESample], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> AgentFlow:
     """Build the configured flow; `hooks` are for one that schedules actions. Raises ConfigError."""
     name, section, scheduling = config.flow.name, config.flow.model_dump(), None
@@ -40,6 +41,7 @@ def load_flow(
         runner=runner,
         events=events,
         on_turn=on_turn,
+        keeper=keeper,
         scheduling=scheduling,
     )
 

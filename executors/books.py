@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,17 @@ class Outcome(Enum):
     """Another one was first, or the episode was dropped: it is discarded."""
     RETRIED = auto()
     """It failed in a way that may pass, and is queued again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A sample of an earlier process."""
+
+    sample: RolloutSample
+    """With its result where it has ended, with `partial_agent_data` where it can go on."""
+    ended: bool = False
+    dropped: Ending | None = None
+    """Why it was dropped; it then only keeps its place in the group."""
 
 
 class Books:
@@ -88,6 +100,31 @@ class Books:
         for uid, left in self.groups.add(samples):
             self.inflight.group(uid, left)
         self._observer.issued(samples)
+
+    def restore(self, members: Sequence[Restored]) -> None:
+        """Take in what an earlier process had of one group."""
+        samples = [member.sample for member in members]
+        self.ledger.issue_all([sample.episode for sample in samples])
+        for uid, left in self.groups.add(samples):
+            self.inflight.group(uid, left)
+        for member in members:
+            self._restore(member)
+
+    def _restore(self, member: Restored) -> None:
+        sample, episode = member.sample, member.sample.episode
+        if member.dropped is not None:
+            self.ledger.drop(episode, member.dropped.cause)
+            self.inflight.group(episode.uid, self.groups.dropped(sample, member.dropped))
+            return
+        self.samples[episode] = sample
+        if member.ended:
+            self.ledger.restore(episode, SampleState.BUFFERED)
+            self.inflight.group(episode.uid, self.groups.ended(sample))
+        elif sample.partial_agent_data is not None:
+            self.ledger.restore(episode, SampleState.PARTIAL)
+            self.partial[None][episode] = None
+        else:
+            (self.validation if sample.validate else self.queue)[episode] = None
 
     # --- to workers and back ------------------------------------------------------------------
 
@@ -154,6 +191,7 @@ class Books:
         self.inflight.discard(episode)
         self.samples[episode] = sample
         self.partial.setdefault(worker, OrderedDict())[episode] = None
+        self._observer.interrupted(sample)
         self._events.emit("interrupted", episode)
         return True
 
@@ -297,6 +335,7 @@ class Books:
     def _refill(self, episode: EpisodeId, ending: Ending) -> None:
         other = EpisodeId(uid=episode.uid, replica_index=self.groups.replace(episode))
         sample = self._drop_open(episode, ending)
+        self._observer.replaced(sample)
         self.add([afresh(sample, episode=other)])
         self._queue_first(other)
 

@@ -16,6 +16,7 @@ import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentflow.errors import AgentflowError
@@ -23,13 +24,16 @@ from agentflow.observe.events import NullEvents
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
 from executors.books import Books, DeadGroups, Outcome
 from executors.groups import Group, GroupRules
+from executors.observers import Observers
 from executors.sample_rows import ended_facts
 from executors.wakeups import Wakeups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from agentflow.protocols import EventSink, Runner
+    from executors.books import Restored
+    from executors.journal import Journal
     from executors.ledger import LedgerCounts
     from executors.observers import BookObserver
     from priority.snapshot import PrioritySnapshot
@@ -58,25 +62,28 @@ class DataCoordinator:
         max_attempts: int = 32,
         rules: GroupRules | None = None,
         observer: BookObserver | None = None,
+        journal: Journal | None = None,
     ) -> None:
         """`on_ended` sees every sample once, on the thread of the worker that returned it.
 
         A worker that is silent for `lease_s` seconds is given up by `expire`. An episode that was
         begun `max_attempts` times is dropped instead of being queued again. `rules` say how groups
-        come to the trainer; without them everything is waited for.
+        come to the trainer; without them everything is waited for. With `journal` a sample counts
+        in its group once it is committed there.
         """
         self._runner = runner
         self._on_ended = on_ended
         self._events = events if events is not None else NullEvents()
         self._predictor_url = predictor_url
         self._lease_s = lease_s
+        self._journal = journal
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         self._changed = Wakeups()
         self._books = Books(
             rules=rules or GroupRules(),
             max_attempts=max_attempts,
-            observer=observer,
+            observer=Observers(*(o for o in (observer, journal) if o is not None)),
             events=self._events,
         )
         self._withdraw: dict[str, Callable[[RolloutSample], None]] = {}
@@ -98,6 +105,11 @@ class DataCoordinator:
     def add_prompt(self, sample: RolloutSample, *, n: int) -> None:
         """Issue a prompt `n` times, as replicas 0 to n - 1 of one group."""
         self.add(replicas(sample, n=n))
+
+    def restore(self, members: Sequence[Restored]) -> None:
+        """Take in what an earlier process had of one group; none of it is new to an observer."""
+        with self._changing():
+            self._books.restore(members)
 
     def finish(self) -> None:
         """Say that no sample will be added; `get_sample` gives None once all have ended."""
@@ -200,10 +212,17 @@ class DataCoordinator:
                 with self._telling:
                     self._on_ended(sample)
             self._events.emit("ended", sample.episode, **ended_facts(sample))
-            with self._lock:
-                self._books.complete(sample)
+            if self._journal is None:
+                self._complete(sample)
+            else:
+                self._journal.ended(sample, partial(self._complete, sample))
         self._changed.tell()
         return outcome is Outcome.COUNTS
+
+    def _complete(self, sample: RolloutSample) -> None:
+        """Let an ended sample count; on the journal's thread where there is one."""
+        with self._changing():
+            self._books.complete(sample)
 
     async def put_partial(self, sample: RolloutSample, worker: str = LOCAL) -> bool:
         """Take back a sample that was interrupted; False: its lease had been given up.

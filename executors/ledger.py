@@ -130,6 +130,11 @@ class SampleLedger:
             self._totals.issued += 1
             self._move(episode, SampleState.QUEUED)
 
+    def restore(self, episode: EpisodeId, state: SampleState) -> None:
+        """Put an episode that was just issued where it was in an earlier process."""
+        assert self._state[episode] is SampleState.QUEUED
+        self._move(episode, state)
+
     def lease(self, episode: EpisodeId, worker: str) -> None:
         """Give a waiting episode to `worker`."""
         assert self._state[episode] in {SampleState.QUEUED, SampleState.PARTIAL}

@@ -20,8 +20,14 @@ class BookObserver:
     def retried(self, sample: RolloutSample) -> None:
         """A sample starts anew."""
 
+    def interrupted(self, sample: RolloutSample) -> None:
+        """A sample waits to go on."""
+
     def dropped(self, sample: RolloutSample, ending: Ending) -> None:
         """A sample will not come to the trainer."""
+
+    def replaced(self, sample: RolloutSample) -> None:
+        """Another member of its group stands for a sample that was dropped."""
 
     def group_dropped(self, uid: str) -> None:
         """Nothing of a group will, or of what was left of it."""
@@ -46,10 +52,20 @@ class Observers(BookObserver):
         for observer in self._observers:
             observer.retried(sample)
 
+    def interrupted(self, sample: RolloutSample) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.interrupted(sample)
+
     def dropped(self, sample: RolloutSample, ending: Ending) -> None:
         """Pass it on."""
         for observer in self._observers:
             observer.dropped(sample, ending)
+
+    def replaced(self, sample: RolloutSample) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.replaced(sample)
 
     def group_dropped(self, uid: str) -> None:
         """Pass it on."""

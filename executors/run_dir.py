@@ -1,6 +1,7 @@
 """RunDir: where a run is kept, so that what has ended survives whatever happens to the process.
 
     run.json        what ran and how it stands (agentflow-run/1), replaced by rename
+    journal.sqlite  what a killed run goes on from, where it was asked for; gone at the end
     config.yaml     the resolved configuration
     samples.jsonl   one ended sample a line, appended when it ends
     tokens/         one .npz of token arrays a sample
@@ -30,6 +31,7 @@ import yaml
 from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
 from executors.files import LineFile, OutputError, write_atomic, writing
+from executors.run_rows import SAMPLES, cut_torn_line, read_rows
 from executors.sample_rows import sample_row, trajectory_name
 from executors.versions import versions
 
@@ -128,6 +130,27 @@ class RunDir:
             self._write_first_files(config, argv=argv, model=model)
             undo.pop_all()
 
+    def reopen(self, *, argv: Sequence[str]) -> None:
+        """Take over the directory of a killed run, with what it kept. Raises ConfigError."""
+        try:
+            self._take_lock(expect_new=False)
+            for name in (SAMPLES, "events.jsonl"):
+                if (self.path / name).exists():
+                    cut_torn_line(self.path / name)
+            self._run = orjson.loads((self.path / "run.json").read_bytes())
+            write_atomic(self.path / _RESERVE, bytes(_RESERVE_BYTES))
+            self._samples = LineFile(self.path / SAMPLES)
+        except (OSError, OutputError, orjson.JSONDecodeError) as error:
+            self.close()
+            raise ConfigError(f"--resume: {self.path} cannot be gone on with: {error}") from error
+        for row in read_rows(self.path):
+            file = _predictions_name(int(row["replica_index"]))
+            self._predict_patch(file, row["instance_id"] or row["uid"], row["patch"])
+        resumed = {"argv": list(argv), "at": self._timestamp()}
+        self._run["resumed"] = [*self._run.get("resumed", ()), resumed]
+        self._run |= {"status": RunStatus.RUNNING, "ended": None, "error": None, "pid": os.getpid()}
+        self._write_json("run.json", self._run)
+
     def _make_folders(self) -> None:
         folders = (self.path, *self.path.parents)
         missing = [folder for folder in folders if not folder.exists()]
@@ -142,7 +165,7 @@ class RunDir:
     def _write_first_files(
         self, config: AgentflowConfig, *, argv: Sequence[str], model: str
     ) -> None:
-        names = (_RESERVE, "run.json", "config.yaml", "samples.jsonl")
+        names = (_RESERVE, "run.json", "config.yaml", SAMPLES)
         self._made += [self.path / name for name in names]
         self._run = {
             "schema": SCHEMA,
@@ -161,10 +184,10 @@ class RunDir:
         self._write_json("run.json", self._run)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_atomic(self.path / "config.yaml", text.encode())
-        self._samples = LineFile(self.path / "samples.jsonl")
+        self._samples = LineFile(self.path / SAMPLES)
 
-    def _take_lock(self) -> None:
-        """Lock the directory, and look at what is in it once more.
+    def _take_lock(self, *, expect_new: bool = True) -> None:
+        """Lock the directory, and look once more whether it is new, if it is to be.
 
         A lock file is removed by its holder alone, so it may be gone by the time that it is ours:
         then the next one decides.
@@ -181,7 +204,8 @@ class RunDir:
                 self._lock = held
             else:
                 os.close(held)
-        self.check()
+        if expect_new:
+            self.check()
 
     def close(self) -> None:
         """Let go of the directory. Idempotent."""
@@ -236,11 +260,13 @@ class RunDir:
 
     def _predict(self, sample: RolloutSample, dataset: str | None) -> None:
         name = str(sample.task.get("instance_id", sample.episode.uid))
-        predictions = self._predictions.setdefault(_predictions_name(sample, dataset), {})
-        predictions[name] = {
-            "model_name_or_path": self._run["model"],
-            "model_patch": sample.facts.patch or "",
-        }
+        self._predict_patch(
+            _predictions_name(sample.episode.replica_index, dataset), name, sample.facts.patch
+        )
+
+    def _predict_patch(self, file: str, name: str, patch: str | None) -> None:
+        predictions = self._predictions.setdefault(file, {})
+        predictions[name] = {"model_name_or_path": self._run["model"], "model_patch": patch or ""}
 
     # --- at the end ---------------------------------------------------------------------------
 
@@ -276,9 +302,8 @@ class RunDir:
         return wall.isoformat(timespec="milliseconds")
 
 
-def _predictions_name(sample: RolloutSample, dataset: str | None) -> str:
+def _predictions_name(replica: int, dataset: str | None = None) -> str:
     """Name the file of a sample's prediction: in one file each task has one."""
-    replica = sample.episode.replica_index
     if dataset is not None:
         return f"preds/{dataset}.{replica}.json"
     return f"preds.{replica}.json" if replica else "preds.json"

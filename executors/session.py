@@ -33,8 +33,11 @@ from executors.coordinator import DataCoordinator
 from executors.failures import first_failure
 from executors.files import OutputError
 from executors.hooks import CoordinatorHooks
+from executors.journal import Journal
+from executors.journal_schema import FILE as JOURNAL
 from executors.logs import logging_to
 from executors.rehearsal import rehearse
+from executors.resuming import Leftover, carried_tokens, restored
 from executors.run_dir import RunDir, RunStatus
 from executors.scheduling import scheduling_facts
 from executors.summary import Summary
@@ -52,6 +55,7 @@ from executors.wiring import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from contextlib import AsyncExitStack
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
@@ -109,8 +113,12 @@ class Rollout:
         watcher: Watcher | None = None,
         make_engine: EngineMaker = build_engine,
         load_tasks: TaskLoader = runnable_tasks,
+        resume: bool = False,
     ) -> None:
-        """`argv` is repeated in run.json. Raises ConfigError when a needed value is missing."""
+        """`argv` is repeated in run.json; `resume` goes on with what `run.out` holds.
+
+        Raises ConfigError when a needed value is missing.
+        """
         require(config)
         assert config.run.out is not None
         self._config = config
@@ -119,10 +127,17 @@ class Rollout:
         self._make_engine = make_engine
         self._load_tasks = load_tasks
         self._runner = AsyncioRunner(seed=config.run.seed)
+        self._resume = resume
+        self._left: Leftover | None = None
         self._samples: list[RolloutSample] = []
         self.dir = RunDir(Path(config.run.out), runner=self._runner)
         self.summary = Summary(planned=0)
         """Of what has ended so far."""
+        self._journal: Journal | None = None
+        if config.rollout.journal:
+            self._journal = Journal(
+                self.dir.path / JOURNAL, keep_results=False, now=self._runner.now
+            )
 
     async def run(self) -> Summary:
         """Roll out every sample. Raises ConfigError, RolloutFailed; cancelling ends it cleanly."""
@@ -144,8 +159,12 @@ class Rollout:
             stack.callback(watch.close)
             watch.serve()
             stack.callback(self.dir.close)
-            self.dir.open(self._config, argv=self._argv, model=model.name)
+            self._open_dir(model=model.name)
             stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))
+            self._open_journal(stack, coordinator)
+            scheduled = scheduling_facts(self._config.rollout)
+            events.emit("run_started", planned=self.summary.planned, **scheduled)
+            self._issue(coordinator, meter)
             others = [watch.run] if rehearsal is None else [watch.run, rehearsal]
             work = beside(worker.run_here, others)
             await self._drive(work, coordinator, meter=meter, events=events, watch=watch)
@@ -177,6 +196,12 @@ class Rollout:
     # --- parts --------------------------------------------------------------------------------
 
     def _plan(self) -> EngineAccess:
+        if self._resume:
+            self._left = left = Leftover.read(self.dir.path)
+            self.summary.planned = left.planned
+            for row in left.rows:
+                self.summary.add_row(row)
+            return self._make_engine(self._config, left.tasks())
         self.dir.check()
         tasks = self._load_tasks(self._config)
         self._samples = make_samples(tasks, replicas=self._config.run.n)
@@ -189,7 +214,33 @@ class Rollout:
             on_ended=self._ended,
             events=events,
             max_attempts=self._config.rollout.max_attempts,
+            journal=self._journal,
         )
+
+    def _open_dir(self, *, model: str) -> None:
+        if self._resume:
+            self.dir.reopen(argv=self._argv)
+        else:
+            self.dir.open(self._config, argv=self._argv, model=model)
+
+    def _open_journal(self, stack: AsyncExitStack, coordinator: DataCoordinator) -> None:
+        journal = self._journal
+        if journal is not None:
+            journal.on_failure = coordinator.fail
+            stack.callback(journal.close)
+            journal.open()
+            journal.start()
+
+    def _issue(self, coordinator: DataCoordinator, meter: MeteredModel) -> None:
+        """Give the coordinator what is to be rolled out, or what is left of it."""
+        if self._left is None:
+            coordinator.add(self._samples)
+        else:
+            for group in map(restored, self._left.groups):
+                meter.received.update(carried_tokens(group))
+                coordinator.restore(group)
+                self._samples += [member.sample for member in group]
+        coordinator.finish()
 
     def _load_flow(
         self, access: EngineAccess, events: JsonlEvents, coordinator: DataCoordinator
@@ -201,6 +252,7 @@ class Rollout:
             runner=self._runner,
             events=events,
             on_turn=self.dir.save_trajectory,
+            keeper=self._journal,
         )
 
     def _worker(
@@ -247,10 +299,6 @@ class Rollout:
         began = self._runner.now()
         if self._watcher is not None:
             self._watcher.started(len(self._samples))
-        scheduled = scheduling_facts(self._config.rollout)
-        events.emit("run_started", planned=len(self._samples), **scheduled)
-        coordinator.add(self._samples)
-        coordinator.finish()
         status, error = RunStatus.FAILED, None
         try:
             await work
@@ -264,6 +312,8 @@ class Rollout:
         finally:
             events.emit("run_ended", status=status)
             events.close()
+            if self._journal is not None:
+                self._journal.close()  # its last commits complete the last groups
             coordinator.take_groups()
             self.summary.samples = coordinator.counts()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)
@@ -271,6 +321,8 @@ class Rollout:
             if error and status is RunStatus.DONE:
                 status = RunStatus.FAILED
             self._finish(status, error)
+            if self._journal is not None and status is RunStatus.DONE:
+                self._journal.remove()
         if error:
             raise RolloutFailed(error)
 

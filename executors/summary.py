@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agentflow.types import Blame, TerminationClass
+from agentflow.types import Blame, Cause, TerminationClass
 from executors.ledger import LedgerCounts
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Summary:
     samples: LedgerCounts = field(default_factory=LedgerCounts)
     """Where the coordinator's samples were at the end."""
     tokens: TokenLedger = field(default_factory=TokenLedger)
+    _received_before: int = field(default=0, init=False, repr=False)
+    """Tokens of episodes that ended in an earlier process."""
     _ended: set[str] = field(default_factory=set, init=False, repr=False)
 
     def add(self, sample: RolloutSample) -> None:
@@ -100,16 +102,34 @@ class Summary:
         else:
             self.tokens.delivered += facts.generated_tokens
 
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Count a sample that ended in an earlier process, as samples.jsonl has it."""
+        kind, cause = TerminationClass(row["termination"]), Cause(row["cause"])
+        self._ended.add(row["key"])
+        self.episodes += 1
+        self.by_class[kind] += 1
+        self.resolved += kind is TerminationClass.RESOLVED
+        masked = cause.blame is Blame.INFRASTRUCTURE
+        self.masked += masked
+        for name in ("turns", "forks", "generation_s", "environment_s", "reward_s"):
+            setattr(self, name, getattr(self, name) + row[name])
+        tokens, generated = self.tokens, row["generated_tokens"]
+        tokens.restarted += row["restarted_tokens"]
+        tokens.forked += row["forked_tokens"]
+        tokens.failed += generated * masked
+        tokens.delivered += generated * (not masked)
+        self._received_before += generated + row["restarted_tokens"] + row["forked_tokens"]
+
     def close(self, received: Mapping[str, int], *, wall_s: float) -> None:
         """Take the meter's tokens by `EpisodeId.key`, and the run's duration."""
         self.wall_s = wall_s
-        self.tokens.received = sum(received.values())
+        self.tokens.received = self._received_before + sum(received.values())
         self.tokens.unfinished = sum(n for key, n in received.items() if key not in self._ended)
 
     def to_json(self) -> dict[str, Any]:
         """Give the figures as summary.json has them."""
         figures = asdict(self)
-        del figures["_ended"]
+        del figures["_ended"], figures["_received_before"]
         figures["by_class"] = {str(kind): count for kind, count in self.by_class.items()}
         figures["samples"] = self.samples.to_json()
         figures["tokens"]["unaccounted"] = self.tokens.unaccounted

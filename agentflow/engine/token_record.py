@@ -139,6 +139,18 @@ class TokenRecord:
             versions[span.start : end] = span.version
         return versions[self.prompt_len :]
 
+    def slice(
+        self, start: int, end: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+        """Copy ids, log-probs and versions of `[start, end)`; also while others append behind."""
+        versions = np.empty(end - start, np.int32)
+        spans = [span for span in list(self._spans) if span.start < end]
+        for span, after in zip(spans, [*spans[1:], None], strict=True):
+            until = after.start if after is not None else end
+            if until > start:
+                versions[max(span.start, start) - start : until - start] = span.version
+        return self._ids[start:end].copy(), self._logprobs[start:end].copy(), versions
+
     @property
     def response_mask(self) -> NDArray[np.int8]:
         """Shape (r,): 1 for generated tokens."""

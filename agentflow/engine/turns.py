@@ -74,6 +74,7 @@ class TurnModel:
         self._turn_start: int | None = None
         self._turn_ended = True
         self._generating = self._abort_asked = False
+        self._primed: tuple[Sequence[int], Sequence[float], Sequence[int]] | None = None
         self.rid: str | None = None
         """The request in flight; what an abort must name."""
         self.turns = 0
@@ -97,6 +98,39 @@ class TurnModel:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_access": None, "rid": None}
+
+    @property
+    def turn_start(self) -> int | None:
+        """Where in the record the open turn's tokens begin; None while no turn is open."""
+        return self._turn_start
+
+    @property
+    def lost_tokens(self) -> int:
+        """Generated tokens that are in no record: lost to forks, or not taken in yet."""
+        return self.forked_tokens + (len(self._primed[0]) if self._primed is not None else 0)
+
+    def prime(
+        self, turn: int, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> bool:
+        """Take tokens that an engine gave for the turn-th turn before this process lived.
+
+        The turn that is open goes on with what it lacks of them; the next one begins with them.
+        False: they belong to neither, and are left out.
+        """
+        if self._turn_start is not None and turn == self.turns:
+            have = len(self._record) - self._turn_start
+            self._append_runs(ids[have:], logprobs[have:], versions[have:])
+            return True
+        if self._turn_start is None and turn == self.turns + 1:
+            self._primed = (ids, logprobs, versions)
+            return True
+        return False
+
+    def _append_runs(
+        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> None:
+        for one, logprob, version in zip(ids, logprobs, versions, strict=True):
+            self._record.append([one], [logprob], version)
 
     async def generate(self, messages: Sequence[Message]) -> Turn:
         """Generate the assistant's answer to `messages`, or finish the turn that was aborted.
@@ -128,6 +162,9 @@ class TurnModel:
             self._render(messages, access.renderer)
             self._turn_start = len(self._record)
             self.turns += 1
+            primed, self._primed = self._primed, None
+            if primed is not None:
+                self._append_runs(*primed)
         result = await self._finish_turn(access, self._turn_start)
         return self._close_turn(result, self._turn_start, access.renderer)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow, EventSink, Runner
+    from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
     from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
     from agentflow.swe.sample import SWESample
 
@@ -44,20 +44,30 @@ def agentflow(
     runner: Runner | None = None,
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> AgentFlow:
     """Build a trajectory-level SWEAgentFlow.
 
     `config` has the sections `agent`, `environment` and `runtime`, each a mapping with a `name` and
     that provider's own keys, and optionally `python_path`. `model` is the engine as episodes reach
-    it; `on_turn` sees the sample after every step. Raises
-    ConfigError naming the section, the provider and the cause.
+    it; `on_turn` sees the sample after every step, and `keeper` keeps it. Raises ConfigError naming
+    the section, the provider and the cause.
     """
     from agentflow.swe.flow import SWEAgentFlow  # noqa: PLC0415  # providers load when named
 
     agent, env, runtime = (
         build_provider(config, section, runner=runner) for section in BUILTIN_PROVIDERS
     )
-    return SWEAgentFlow(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
+    return SWEAgentFlow(
+        agent,
+        env,
+        runtime,
+        model,
+        runner=runner,
+        events=events,
+        on_turn=on_turn,
+        keeper=keeper,
+    )
 
 
 def action_level_agentflow(
@@ -68,6 +78,7 @@ def action_level_agentflow(
     runner: Runner | None = None,
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
+    keeper: Keeper | None = None,
 ) -> ActionLevelSWEAgentFlow:
     """Build an ActionLevelSWEAgentFlow, which schedules its episodes' actions one by one.
 
@@ -92,6 +103,7 @@ def action_level_agentflow(
         runner=runner,
         events=events,
         on_turn=on_turn,
+        keeper=keeper,
     )
 
 

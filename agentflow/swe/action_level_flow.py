@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         AgentBuilder,
         ContainerEnvBuilder,
         EventSink,
+        Keeper,
         Runner,
         RuntimeBuilder,
     )
@@ -122,9 +123,19 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         runner: Runner | None = None,
         events: EventSink | None = None,
         on_turn: Callable[[SWESample], None] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         """Serve one engine replica; the other parts are SWEAgentFlow's."""
-        super().__init__(agent, env, runtime, model, runner=runner, events=events, on_turn=on_turn)
+        super().__init__(
+            agent,
+            env,
+            runtime,
+            model,
+            runner=runner,
+            events=events,
+            on_turn=on_turn,
+            keeper=keeper,
+        )
         self._core = ActionScheduler(scheduling.limits, scheduling.policy)
         self._hooks = scheduling.hooks
         self._partial_rollout = scheduling.partial_rollout
@@ -148,6 +159,11 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         Raises PreprocessFailed, and ConfigError for an agent that cannot be driven by actions.
         """
         return await self._runner.on_flow_worker(super().preprocess(sample))
+
+    async def _come_back(self, partial: SWESample) -> bool:
+        came = await super()._come_back(partial)
+        self._core.detached += partial.episode in self._envs
+        return came
 
     def _build(self, dc_sample: RolloutSample) -> SWESample:
         sample = super()._build(dc_sample)

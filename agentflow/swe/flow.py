@@ -25,7 +25,7 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import NullEvents
 from agentflow.outcomes import write_off
-from agentflow.protocols import ActionLevelAgent, EnvAware
+from agentflow.protocols import ActionLevelAgent, EnvAware, Leasing
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.types import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ContainerEnv,
         ContainerEnvBuilder,
         EventSink,
+        Keeper,
         Runner,
         Runtime,
         RuntimeBuilder,
@@ -71,8 +72,12 @@ class SWEAgentFlow:
         runner: Runner | None = None,
         events: EventSink | None = None,
         on_turn: Callable[[SWESample], None] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        """`on_turn` sees the sample after every step, to save its trajectory."""
+        """`on_turn` sees the sample after every step, to save its trajectory.
+
+        With `keeper` an episode driven by actions can be gone on with by another process.
+        """
         self.agent = agent
         self.env = env
         self.runtime = runtime
@@ -80,6 +85,7 @@ class SWEAgentFlow:
         self._runner = runner if runner is not None else AsyncioRunner()
         self._events = events if events is not None else NullEvents()
         self._on_turn = on_turn
+        self._keeper = keeper
         self._envs: dict[EpisodeId, ContainerEnv] = {}
 
     # --- before -------------------------------------------------------------------------------
@@ -90,9 +96,10 @@ class SWEAgentFlow:
         Raises PreprocessFailed.
         """
         partial = sample.partial_agent_data
-        if isinstance(partial, SWESample) and not sample.restart and partial.episode in self._envs:
-            return self._resume(partial, sample.attempt)
-        if isinstance(partial, SWESample):  # too old, or its environment is gone
+        if isinstance(partial, SWESample):
+            if not sample.restart and await self._is_at_hand(partial):
+                return self._resume(partial, sample.attempt)
+            # It is too old, or its environment is gone.
             await self.give_up(partial)
             write_off(partial, sample)
             self._events.emit("restarted_clean", sample.episode, attempt=sample.attempt)
@@ -107,9 +114,37 @@ class SWEAgentFlow:
         assert partial.model is not None
         partial.attempt = attempt
         partial.model.bind(self.model, attempt=attempt)
-        _attach(partial, self._envs[partial.episode])
+        if partial.episode in self._envs:
+            _attach(partial, self._envs[partial.episode])
         self._events.emit("resumed", partial.episode, attempt=attempt)
         return partial
+
+    async def _is_at_hand(self, partial: SWESample) -> bool:
+        return partial.episode in self._envs or await self._come_back(partial)
+
+    async def _come_back(self, partial: SWESample) -> bool:
+        """Take over what a dead process left of an episode; False: it must start anew."""
+        if not _is_judged_next(partial):
+            lease, partial.m.lease = partial.m.lease, None
+            if lease is None or not isinstance(self.env, Leasing):
+                return False
+            state = partial.m.rollout.state
+            if state is not None and state.status is StepStatus.NEEDS_ENV_STEP:
+                # Its command may have run, wholly or in part: nobody knows what the files are.
+                await self.env.release(lease)
+                return False
+            try:
+                with boundary(EnvStartFailed):
+                    self._envs[partial.episode] = await self.env.attach(lease)
+                    if self._keeper is not None:
+                        await self.env.hold(lease, journal=self._keeper.place)
+            except EpisodeError as exc:
+                logger.info("%s starts anew: %s", partial.episode, exc)
+                return False
+            partial.m.lease = lease
+        with boundary(PreprocessFailed):  # its materials do not travel
+            partial.m.runtime = await self._runner.to_thread(self.runtime.build, partial)
+        return True
 
     def _build(self, dc_sample: RolloutSample) -> SWESample:
         task = dc_sample.task
@@ -165,6 +200,7 @@ class SWEAgentFlow:
             new = await action
         except GenerationAborted as exc:
             rollout.state = state
+            self._keep(sample)
             return aborted_generation(str(exc))
         except EpisodeError as exc:
             new = self._failed(sample, exc)
@@ -173,7 +209,12 @@ class SWEAgentFlow:
             rollout.ending = new.ending
         if self._on_turn is not None:
             self._on_turn(sample)
+        self._keep(sample)
         return new
+
+    def _keep(self, sample: SWESample) -> None:
+        if self._keeper is not None:
+            self._keeper.keep(sample)
 
     def _failed(self, sample: SWESample, exc: EpisodeError) -> PartialRolloutState:
         ending = exc.ending()
@@ -186,12 +227,15 @@ class SWEAgentFlow:
         return PartialRolloutState(status=StepStatus.ABORTED, ending=ending)
 
     async def _start(self, sample: SWESample) -> PartialRolloutState:
-        if sample.episode not in self._envs:
+        if sample.episode not in self._envs and not _is_judged_next(sample):
             await self._start_env(sample)
         state = sample.m.rollout.state
         return state or PartialRolloutState(status=StepStatus.NEEDS_GENERATION)
 
     async def _generate(self, sample: SWESample) -> PartialRolloutState:
+        state = sample.m.rollout.state
+        if state is not None and _is_judged_next(sample):
+            return state
         env = self._envs.get(sample.episode)
         if env is None:
             env = await self._start_env(sample)
@@ -200,6 +244,8 @@ class SWEAgentFlow:
         assert sample.model is not None
         sample.model.begin_step()
         before, status, command = sample.model.received, StepStatus.ABORTED, None
+        if self._keeper is not None:
+            self._keeper.generating(sample)
         self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
         try:
             if _driven_by_actions(type(agent)):
@@ -217,6 +263,8 @@ class SWEAgentFlow:
         assert agent is not None
         assert command is not None
         status = StepStatus.ABORTED
+        if self._keeper is not None:  # that it was due must be known before it can have run
+            await self._keeper.kept()
         self._events.emit("command_started", sample.episode)
         try:
             status, _ = await cast("ActionLevelAgent", agent).env_step(
@@ -257,12 +305,25 @@ class SWEAgentFlow:
                 await shielded(env.stop())
         self._envs[sample.episode] = env
         _attach(sample, env)
+        await self._lease(sample, env)
         sample.m.rollout.environment_s += self._runner.now() - began
         self._events.emit("env_started", sample.episode)
         return env
 
+    async def _lease(self, sample: SWESample, env: ContainerEnv) -> None:
+        """Let another process find the environment, where single actions are kept."""
+        keeper, builder, agent = self._keeper, self.env, sample.m.agent
+        if keeper is None or agent is None or not isinstance(builder, Leasing):
+            return
+        if _driven_by_actions(type(agent)):
+            sample.m.lease = builder.lease(env)
+            keeper.keep(sample)
+            await keeper.kept()  # first: what no journal knows of must be swept
+            await builder.hold(sample.m.lease, journal=keeper.place)
+
     async def _stop_env(self, sample: SWESample) -> None:
         env = self._envs.pop(sample.episode, None)
+        sample.m.lease = None
         if env is not None:
             await shielded(env.stop())
             self._events.emit("env_stopped", sample.episode)
@@ -276,6 +337,9 @@ class SWEAgentFlow:
             if env is not None and _alive(state.ending):
                 with boundary(DiffFailed):
                     await _runtime(sample).diff(env)
+                if self._keeper is not None:
+                    self._keeper.keep(sample)
+                    await self._keeper.kept()
         except EpisodeError as exc:
             _log(sample.episode, exc)
             sample.m.rollout.ending = exc.ending()
@@ -388,6 +452,13 @@ _CAUSE_OF = {
 def _driven_by_actions(agent: type) -> bool:
     """Whether agents of a class take single actions; a protocol check is too slow for every one."""
     return issubclass(agent, ActionLevelAgent)
+
+
+def _is_judged_next(sample: SWESample) -> bool:
+    """Whether an episode is over but for its judgement, which needs its patch alone."""
+    state = sample.m.rollout.state
+    over = state is not None and state.status is StepStatus.TERMINATED
+    return over and sample.m.rollout.patch is not None
 
 
 def _attach(sample: SWESample, env: ContainerEnv) -> None:

@@ -73,6 +73,8 @@ class SWEMeta:
     rollout: SWERollout = field(default_factory=SWERollout)
     agent: Agent | None = None
     runtime: Runtime | None = None
+    lease: Any | None = None
+    """How another process comes back to the environment; only where episodes are kept."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
+from agentflow.errors import ConfigError
 from executors.cli import demo, look, report, running
 from executors.cli.clean import clean
 from executors.cli.eval import eval_command
-from executors.cli.exits import HELP, told_in_one_line
+from executors.cli.exits import HELP, ExitCode, told_in_one_line
 from executors.cli.simulate import simulate_command
+from executors.resuming import is_done, resumed_config
 from executors.session import Rollout
 from executors.versions import versions
 from executors.wiring import rehearse_engine, select_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 app = typer.Typer(
     name="agentflow",
@@ -80,6 +85,14 @@ def run(  # noqa: PLR0913  # one parameter an option
     concurrency: Annotated[int | None, typer.Option(help="Episodes live at once.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random derives from it.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most this many tasks.")] = None,
+    journal: Annotated[
+        bool | None,
+        typer.Option("--journal", help="Keep what a killed run needs to be resumed."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the killed run in this directory; takes no other option."),
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve Prometheus metrics here; 0: any free port.")
     ] = None,
@@ -106,8 +119,12 @@ def run(  # noqa: PLR0913  # one parameter an option
         "--seed": (("run", "seed"), seed),
         "--limit": (("tasks", "limit"), limit),
         "--metrics-port": (("observe", "metrics_port"), metrics_port),
+        "--journal": (("rollout", "journal"), journal),
     }
     with told_in_one_line(debug=debug):
+        if resume is not None:
+            others = {"--config": (None, config), "--set": (None, assignments), **options}
+            raise typer.Exit(resumed(resume, others=others))
         resolved = load_config(config, options=options, assignments=assignments or ())
         if dry_run:
             planned = asyncio.run(Rollout(resolved, make_engine=rehearse_engine).check())
@@ -117,6 +134,20 @@ def run(  # noqa: PLR0913  # one parameter an option
         rollout = Rollout(resolved, argv=sys.argv, watcher=watcher)
         code = running.run(rollout, grace_s=resolved.rollout.stop_grace_s, watcher=watcher)
     raise typer.Exit(code)
+
+
+def resumed(path: Path, *, others: Mapping[str, tuple[Any, Any]]) -> ExitCode:
+    """Go on with a killed run, as it was configured. Raises ConfigError."""
+    given = [name for name, (_, value) in others.items() if value]
+    if given:
+        raise ConfigError(f"--resume: takes the run as it was; leave out {', '.join(given)}")
+    config = resumed_config(path)
+    if is_done(path):
+        typer.echo(f"nothing is left to do: the run in {path} is done")
+        return ExitCode.DONE
+    watcher = report.make_watcher()
+    rollout = Rollout(config, argv=sys.argv, watcher=watcher, resume=True)
+    return running.run(rollout, grace_s=config.rollout.stop_grace_s, watcher=watcher)
 
 
 @app.command(name="demo", epilog=HELP)

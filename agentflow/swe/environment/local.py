@@ -10,7 +10,9 @@ import asyncio
 import itertools
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentflow.aio import shielded
@@ -28,13 +30,18 @@ from agentflow.swe.environment.sandbox import (
     can_limit_tmpfs,
     find_program,
 )
-from agentflow.swe.environment.scratch import PREFIX, RunDirectory, default_scratch
+from agentflow.swe.environment.scratch import (
+    PREFIX,
+    RunDirectory,
+    default_scratch,
+    remove_tree,
+    sweep_scratch,
+)
 from agentflow.swe.environment.supervision import Supervision
 from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from agentflow.protocols import Runner
 
@@ -42,6 +49,21 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 """For the command that shows that an environment works; it takes 20 ms on an idle machine."""
+
+HELD_S = 24 * 3600
+"""How long a dead process's environments wait for a resume."""
+
+RENEW_S = 3600
+"""How much of that may pass before it is said anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLease:
+    """What another process needs to have an environment back. Picklable."""
+
+    root: str
+    workdir: str
+    env: Mapping[str, str]
 
 
 class LocalEnvBuilder:
@@ -57,6 +79,8 @@ class LocalEnvBuilder:
         self._lock = asyncio.Lock()
         self._sandbox: Sandbox | None = None
         self._run: RunDirectory | None = None
+        self._adopted: dict[Path, RunDirectory] = {}
+        """Run directories of dead processes whose environments live on here."""
         self._serial = itertools.count(1)
 
     async def start(self, spec: ContainerSpec) -> LocalEnv:
@@ -73,15 +97,72 @@ class LocalEnvBuilder:
         await self._bring_up(env)
         return env
 
+    # --- leases -------------------------------------------------------------------------------
+
+    def lease(self, env: LocalEnv) -> LocalLease:
+        """Say how another process comes back to an environment."""
+        return LocalLease(root=os.fspath(env.root), workdir=env.workdir, env=env.given)
+
+    async def hold(self, lease: LocalLease, *, journal: str) -> None:
+        """Let sweeps spare it, for a while after the death of this process. Raises EnvDied."""
+        run = self._owned(Path(lease.root).parent)
+        if run is None:
+            raise EnvDied(f"{lease.root}: its run directory is not this builder's")
+        until = self._runner.wall_time() + HELD_S
+        async with self._lock:
+            if run.held_until < until - RENEW_S:
+                with _start_failures_named(run.path):
+                    await self._runner.to_thread(run.hold, until, journal)
+
+    async def attach(self, lease: LocalLease) -> LocalEnv:
+        """Take over an environment of a dead process, at the place where it is. Raises EnvDied."""
+        async with self._lock:
+            sandbox = await self._choose_sandbox(await self._run_directory())
+            run = await self._adopt(Path(lease.root).parent)
+        root = Path(lease.root)
+        if not await self._runner.to_thread(os.path.isdir, root):
+            raise EnvDied(f"{root}: it is gone")
+        await end_leftovers(root, self._runner)
+        spec = ContainerSpec(workdir=lease.workdir, env=lease.env)
+        return self._env(sandbox, run, spec, ident=root.name)
+
+    async def release(self, lease: LocalLease) -> None:
+        """Remove an environment that nobody will attach to."""
+        root = Path(lease.root)
+        with suppress(EnvDied):
+            async with self._lock:
+                await self._adopt(root.parent)
+            await end_leftovers(root, self._runner)
+            await self._runner.to_thread(remove_tree, root)
+
+    async def _adopt(self, path: Path) -> RunDirectory:
+        run = self._owned(path)
+        if run is None:
+            try:
+                run = await self._runner.to_thread(RunDirectory.adopt, path)
+            except OSError as error:
+                raise EnvDied(f"{path}: cannot be taken over: {error.strerror}") from error
+            self._adopted[path] = run
+        return run
+
+    def _owned(self, path: Path) -> RunDirectory | None:
+        if self._run is not None and self._run.path == path:
+            return self._run
+        return self._adopted.get(path)
+
     async def close(self) -> None:
-        """End the supervisor and remove the run directory. Idempotent."""
+        """End the supervisor and remove the run directories. Idempotent."""
         async with self._lock:
             if self._supervision is not None:
                 await self._supervision.close()
-            if self._run is not None:
-                await end_leftovers(self._run.path, self._runner)
-                run, self._run = self._run, None
+            runs = [*self._adopted.values(), *([self._run] if self._run is not None else [])]
+            self._run = None
+            for run in runs:
+                await end_leftovers(run.path, self._runner)
                 await self._runner.to_thread(run.remove)
+            self._adopted.clear()
+            if runs:  # a run that is over now may have had other processes before this one
+                await self._runner.to_thread(sweep_scratch, runs[0].path.parent, kill_leftovers)
         self._own_runner.close()
 
     async def _run_directory(self) -> RunDirectory:
@@ -107,7 +188,7 @@ class LocalEnvBuilder:
             config=self._config,
             layout=Layout(root=run.path / ident, workdir=spec.workdir.rstrip("/") or "/"),
             sandbox=sandbox,
-            variables={**self._config.env, **spec.env},
+            given=spec.env,
             supervision=self._supervision,
             runner=self._runner,
         )

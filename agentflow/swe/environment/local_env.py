@@ -48,7 +48,7 @@ class LocalEnv:
         config: LocalEnvConfig,
         layout: Layout,
         sandbox: Sandbox,
-        variables: Mapping[str, str],
+        given: Mapping[str, str],
         supervision: Supervision,
         runner: Runner,
     ) -> None:
@@ -56,7 +56,9 @@ class LocalEnv:
         self._config = config
         self._layout = layout
         self._sandbox = sandbox
-        self._variables = {**_inherited(), **sandbox.variables(layout), **variables}
+        self.given = dict(given)
+        """Variables that its spec brought."""
+        self._variables = {**_inherited(), **sandbox.variables(layout), **config.env, **given}
         self._supervision = supervision
         self._runner = runner
         self._calls: set[Call] = set()
@@ -71,6 +73,11 @@ class LocalEnv:
     def root(self) -> Path:
         """The directory on this machine that holds all of it."""
         return self._layout.root
+
+    @property
+    def workdir(self) -> str:
+        """The path that the repository was asked for at."""
+        return self._layout.workdir
 
     async def create(self) -> None:
         """Make its directories; the builder calls it. Raises OSError."""

@@ -17,6 +17,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 PREFIX = "agentflow-local-"
 LOCK = "owner.lock"
 SWEEP_LOCK = ".agentflow-local.lock"
+HELD = "held"
+"""In a run directory whose environments outlive their owner: until when, in seconds since the
+epoch, and a file without which nobody can come for them."""
 
 
 def default_scratch() -> Path:
@@ -42,6 +46,8 @@ class RunDirectory:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock: int | None = lock
+        self.held_until = 0.0
+        """Seconds since the epoch."""
 
     @classmethod
     def create(
@@ -65,6 +71,24 @@ class RunDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX)
         return cls(path, lock)
 
+    @classmethod
+    def adopt(cls, path: Path) -> RunDirectory:
+        """Take over the run directory of a dead owner. Raises OSError: it is gone, or has one."""
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        return cls(path, lock)
+
+    def hold(self, when: float, journal: str) -> None:
+        """Let sweeps spare it until `when`, while `journal` exists. Raises OSError."""
+        new = self.path / f".{HELD}"
+        new.write_text(f"{when!r}\n{journal}")
+        new.replace(self.path / HELD)
+        self.held_until = when
+
     def remove(self) -> None:
         """Remove it with all that is in it. Idempotent."""
         if self._lock is None:
@@ -84,9 +108,25 @@ def sweep(scratch: Path, *, before: Callable[[Path], object]) -> None:
 
 
 def remove_ownerless(path: Path) -> None:
-    """Remove a run directory unless somebody holds its lock, whom a sweep leaves to it."""
+    """Remove a run directory unless it is held, or somebody has its lock."""
     with suppress(OSError), _locked(path / LOCK, wait=False):
-        remove_tree(path)
+        if not is_held(path):
+            remove_tree(path)
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody may still come for what a dead owner left."""
+    try:
+        until, _, journal = (path / HELD).read_text().partition("\n")
+        return time.time() < float(until) and Path(journal).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def sweep_scratch(scratch: Path, before: Callable[[Path], object]) -> None:
+    """Sweep, alone on this machine. Raises OSError."""
+    with _locked(scratch / SWEEP_LOCK):
+        sweep(scratch, before=before)
 
 
 def remove_tree(path: Path) -> None:
@@ -108,7 +148,7 @@ def remove_tree(path: Path) -> None:
 def _is_ownerless(path: Path) -> bool:
     try:
         with _locked(path / LOCK, wait=False):
-            return True
+            return not is_held(path)
     except FileNotFoundError:  # died between making the directory and its lock
         return True
     except OSError:

@@ -59,13 +59,18 @@ class PytestRuntimeBuilder:
         )
 
     def build(self, sample: SWESample) -> PytestRuntime:
-        """Read the task's files. Raises PreprocessFailed, ConfigError."""
+        """Read the task's files, also those of an episode that comes from another process.
+
+        Raises PreprocessFailed, ConfigError.
+        """
         row = json.dumps(dict(sample.m.data.task), sort_keys=True)
+        before = sample.m.runtime
         return PytestRuntime(
             sample=sample,
             task=parse_task(sample.m.data.task),
             materials=self._materials(row),
             conf=self._conf,
+            image_commit=before.image_commit if isinstance(before, PytestRuntime) else "",
         )
 
 
@@ -83,12 +88,14 @@ class PytestRuntime:
         task: SWETask,
         materials: Materials,
         conf: PytestRuntimeConfig,
+        image_commit: str = "",
     ) -> None:
         self._sample = sample
         self._task = task
         self._materials: Materials | None = materials
         self._conf = conf
-        self._image_commit = ""
+        self.image_commit = image_commit
+        """Commit that bootstrap made of the image's tree."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_materials": None}
@@ -100,7 +107,7 @@ class PytestRuntime:
             await repository.bootstrap(env)
         except (OSError, ValueError) as exc:
             raise BootstrapFailed(f"{self._task.instance_id}: {exc}") from exc
-        self._image_commit = repository.image_commit
+        self.image_commit = repository.image_commit
 
     async def diff(self, env: ContainerEnv) -> None:
         """Read the patch. What the policy broke is an empty patch and a verdict that says so.
@@ -146,7 +153,7 @@ class PytestRuntime:
         return Repository(
             base_stream=self._bound().base_stream,
             timeout_s=self._conf.command_timeout_s,
-            image_commit=self._image_commit,
+            image_commit=self.image_commit,
         )
 
     def _bound(self) -> Materials:

@@ -49,6 +49,10 @@ log = logging.getLogger(__name__)
 LEASE_MARGIN_S = 60
 """A leased container lives this much longer than its lease, so that it never ends under it."""
 
+HELD_S = 24 * 3600
+"""How long after its start a dead process's container waits for a resume. It ends itself when it
+has heard nothing for `ttl_s`, and from then on only takes room."""
+
 
 class DockerEnvBuilder:
     """Starts environments on one engine. Used from one event loop."""
@@ -79,6 +83,8 @@ class DockerEnvBuilder:
         self._envs: dict[str, DockerEnv] = {}
         self._releases: dict[str, Callable[[], None]] = {}
         self._leased: dict[str, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
+        self._held: set[str] = set()
+        """Environments of ours that a sweep must spare though this process may die."""
         self._closed = False
 
     # --- start --------------------------------------------------------------------------------
@@ -147,6 +153,9 @@ class DockerEnvBuilder:
         def ended() -> None:
             self._envs.pop(name, None)
             self._releases.pop(name)()
+            if name in self._held:
+                self._held.remove(name)
+                self._book.drop(name)
 
         self._releases[name] = release
         env = DockerEnv(
@@ -287,7 +296,29 @@ class DockerEnvBuilder:
             restored = Image(id=lease.snapshot, architecture=image.architecture)
             return await self._launch(restored, lease.labels)
         await self._runner.to_thread(self._book.hold, lease)
+        self._held.add(lease.container)
         return Launched(container=container, session=session, image=image)
+
+    def lease(self, env: DockerEnv) -> EnvLease:
+        """Say how another process comes back to an environment, without letting go of it."""
+        return EnvLease(
+            container=env.name,
+            image=env.spec.image,
+            workdir=env.spec.workdir,
+            env=dict(env.spec.env),
+            labels=dict(env.spec.labels),
+            expires_at=self._runner.wall_time() + HELD_S,
+        )
+
+    async def hold(self, lease: EnvLease, *, journal: str) -> None:
+        """Let sweeps spare it, now and for a while after the death of this process."""
+        await self._runner.to_thread(self._book.hold, lease, journal=journal)
+        self._held.add(lease.container)
+
+    async def release(self, lease: EnvLease) -> None:
+        """Remove a container that nobody will attach to."""
+        await self._launcher.container(lease.container, shell=False)[0].remove()
+        await self._runner.to_thread(self._book.drop, lease.container)
 
     # --- end ----------------------------------------------------------------------------------
 

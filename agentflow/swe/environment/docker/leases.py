@@ -45,9 +45,10 @@ class LeaseBook:
         """Record that nobody holds the container until the lease expires."""
         self._write(lease.container, {**asdict(lease), "holder": None})
 
-    def hold(self, lease: EnvLease) -> None:
-        """Record that this process attached to it."""
-        self._write(lease.container, {**asdict(lease), "holder": myself()})
+    def hold(self, lease: EnvLease, *, journal: str | None = None) -> None:
+        """Record that this process attached to it; `journal` is the file that tells of it."""
+        facts = {**asdict(lease), "holder": myself(), "journal": journal}
+        self._write(lease.container, facts)
 
     def _write(self, container: str, facts: Mapping[str, object]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +68,9 @@ class LeaseBook:
         holder = facts.get("holder")
         if isinstance(holder, str) and is_alive(holder):
             return True
+        journal = facts.get("journal")
+        if isinstance(journal, str) and not Path(journal).exists():
+            return False
         expires_at = facts.get("expires_at")
         return isinstance(expires_at, int | float) and now < expires_at
 

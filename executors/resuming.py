@@ -1,0 +1,109 @@
+"""Resuming: what a killed run left in its directory, as a new process goes on with it.
+
+Nothing but the directory is needed: config.yaml says how it was run, samples.jsonl what has ended,
+the journal what was issued and how far the rest had come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentflow.config_loading import load_config
+from agentflow.errors import ConfigError
+from executors import journal_schema
+from executors.books import Restored
+from executors.journal_schema import revive
+from executors.run_dir import RunStatus
+from executors.run_rows import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from agentflow.config import AgentflowConfig
+    from executors.journal_schema import Member
+
+
+def resumed_config(path: Path) -> AgentflowConfig:
+    """Read the configuration of a run, wherever its directory is now. Raises ConfigError."""
+    if not (path / "run.json").is_file():
+        raise ConfigError(f"--resume: {path} holds no run; give a directory that has a run.json")
+    config = load_config(path / "config.yaml", options={"--resume": (("run", "out"), str(path))})
+    if not is_done(path) and not (path / journal_schema.FILE).is_file():
+        raise ConfigError(
+            f"--resume: {path} has no {journal_schema.FILE}: only a run with rollout.journal: true"
+            " (--journal) can be resumed"
+        )
+    return config
+
+
+def is_done(path: Path) -> bool:
+    """Whether a run came to its end."""
+    status = orjson.loads((path / "run.json").read_bytes()).get("status")
+    return bool(status == RunStatus.DONE)
+
+
+@dataclass(slots=True, kw_only=True)
+class Leftover:
+    """What an earlier process left of a run."""
+
+    rows: Sequence[Mapping[str, Any]]
+    """Of what has ended."""
+    groups: Sequence[Sequence[Member]]
+    """What has not, group by group."""
+    planned: int
+
+    @classmethod
+    def read(cls, path: Path) -> Leftover:
+        """Read a run's directory. Raises ConfigError."""
+        rows = read_rows(path)
+        contents = journal_schema.read(path / journal_schema.FILE)
+        finished = {str(row["key"]) for row in rows}
+        groups = [
+            [m for m in group if not m.ended and m.sample.episode.key not in finished]
+            for group in contents.groups.values()
+        ]
+        planned = sum(map(len, contents.groups.values()))
+        return cls(rows=rows, groups=[group for group in groups if group], planned=planned)
+
+    def tasks(self) -> list[Mapping[str, Any]]:
+        """Give the rows of the tasks that are left, each once."""
+        rows = {m.sample.task["instance_id"]: m.sample.task for group in self.groups for m in group}
+        return list(rows.values())
+
+
+def restored(group: Iterable[Member]) -> list[Restored]:
+    """Make a group's samples, interrupted ones with what they go on from.
+
+    The flow must be loaded: its plug-ins are what is unpickled here.
+    """
+    group = list(group)
+    for member in group:
+        if not member.ended and member.dropped is None:
+            _interrupt(member)
+    return [Restored(sample=m.sample, ended=m.ended, dropped=m.dropped) for m in group]
+
+
+def _interrupt(member: Member) -> None:
+    """Let an episode that was under way go on; the crash was one more beginning."""
+    state = revive(member)
+    if state is not None:
+        member.sample.partial_agent_data = state
+        member.sample.attempt += 1
+
+
+def carried_tokens(samples: Iterable[Restored]) -> Counter[str]:
+    """Count the tokens that an earlier process received for what goes on, by `EpisodeId.key`."""
+    carried = Counter[str]()
+    for one in samples:
+        sample, state = one.sample, one.sample.partial_agent_data
+        if one.ended or one.dropped is not None:
+            continue
+        carried[sample.episode.key] = sample.restarted_tokens
+        if state is not None:
+            carried[sample.episode.key] += state.record.generated + state.model.lost_tokens
+    return carried

@@ -1,0 +1,94 @@
+"""`agentflow run --journal`, and --resume as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from agentflow.config import AgentflowConfig, TasksConfig
+from executors.cli.app import app
+from executors.journal import Journal
+from executors.wiring import make_samples, select_tasks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ORACLE = ("--tasks", "bundled", "--limit", "1", "--engine", "scripted:oracle")
+
+
+def agentflow(*args: str) -> tuple[int, str, str]:
+    """Run the command in this process."""
+    result = CliRunner().invoke(app, args)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_what_cannot_be_resumed_is_told_in_one_line(tmp_path: Path) -> None:
+    """No run, no journal, other options: bad input, and nothing is changed."""
+    code, _, err = agentflow("run", "--resume", str(tmp_path))
+    assert code == 2
+    assert (
+        err == f"error: --resume: {tmp_path} holds no run; give a directory that has a run.json\n"
+    )
+    code, _, err = agentflow("run", "--resume", str(tmp_path), "--n", "3", "--seed", "1")
+    assert code == 2
+    assert "--resume: takes the run as it was; leave out --n, --seed" in err
+    (tmp_path / "run.json").write_text(json.dumps({"status": "running"}))
+    (tmp_path / "config.yaml").write_text("run: {n: 1}\n")
+    code, _, err = agentflow("run", "--resume", str(tmp_path))
+    assert code == 2
+    assert "has no journal.sqlite: only a run with rollout.journal: true (--journal)" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "run.json"]
+
+
+@pytest.mark.slow
+def test_a_run_with_a_journal_ends_as_any_other_and_cannot_be_run_twice(tmp_path: Path) -> None:
+    """The journal is gone with the last sample; resuming then has nothing to do."""
+    out = tmp_path / "run"
+    code, said, err = agentflow("run", *ORACLE, "--journal", "--out", str(out))
+    assert (code, err) == (0, "")
+    assert "resolved 1 of 1" in said
+    assert not list(out.glob("journal*"))
+    before = (out / "run.json").read_bytes()
+    code, said, _ = agentflow("run", "--resume", str(out))
+    assert (code, said) == (0, f"nothing is left to do: the run in {out} is done\n")
+    assert (out / "run.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_run_that_was_moved_is_resumed_where_it_is(tmp_path: Path) -> None:
+    """Everything it needs is in the directory; torn last lines are cut off."""
+    out, moved = tmp_path / "run", tmp_path / "moved"
+    code, _, _ = agentflow("run", *ORACLE, "--journal", "--n", "2", "--out", str(out))
+    assert code == 0
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(run | {"status": "running", "ended": None}))
+    journal = tmp_path / "journal.sqlite"
+    killed(journal)
+    lines = (out / "samples.jsonl").read_text().splitlines(keepends=True)
+    (out / "samples.jsonl").write_text(lines[0] + lines[1][:20])
+    shutil.copy(journal, out / "journal.sqlite")
+    out.rename(moved)
+    code, said, err = agentflow("run", "--resume", str(moved))
+    assert (code, err) == (0, "")
+    assert "resolved 2 of 2 episodes (2 planned)" in said
+    rows = [json.loads(line) for line in (moved / "samples.jsonl").read_text().splitlines()]
+    assert sorted(row["replica_index"] for row in rows) == [0, 1]
+    preds = [json.loads((moved / n).read_text()) for n in ("preds.json", "preds.1.json")]
+    assert all(len(p) == 1 for p in preds)
+    assert len(json.loads((moved / "run.json").read_text())["resumed"]) == 1
+
+
+def killed(path: Path) -> None:
+    """Make the journal of a run that was killed before anything was kept of its episodes."""
+    tasks = select_tasks(AgentflowConfig(tasks=TasksConfig(source="bundled", limit=1)))
+    journal = Journal(path, keep_results=False)
+    journal.open()
+    journal.issued(make_samples(tasks, replicas=2))
+    journal.write(journal.take_queued())
+    journal.close()
