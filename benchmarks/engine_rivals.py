@@ -1,6 +1,7 @@
 """The clients that one would write without SglangEngine, for comparison in `engine_client`.
 
-Each posts the ids as JSON, reads the stream line by line and collects ids and log-probs.
+Each posts the ids as JSON, reads the stream line by line and collects ids and log-probs; but for
+`OverAiohttp`, which tells what our own HTTP is worth: all else in it is ours.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import numpy as np
 import orjson
 
 from agentflow.engine.sglang import SglangConfig, SglangEngine
+from agentflow.engine.sglang.body import check, encode
+from agentflow.engine.sglang.events import EventBuffer
+from agentflow.engine.sglang.tokens import TokenStream
 from agentflow.engine.token_record import TokenRecord
-from agentflow.types import GenerationRequest, SamplingParams
+from agentflow.types import GenerationRequest, ModelInfo, SamplingParams
 from benchmarks.engine_server import VOCAB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_INFO = ModelInfo(name="m", vocab_size=VOCAB, context_length=131_066)
 PARAMS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 4096}
 
 
@@ -44,13 +49,8 @@ class Ours:
 
     async def generate(self, number: int, ids: list[int]) -> int:
         """Send a buffer, as an episode's record is one."""
-        request = GenerationRequest(
-            rid=f"{0:012x}-{number:016x}-0000-000000",
-            input_ids=_buffer(ids),
-            sampling=SamplingParams(max_new_tokens=4096),
-        )
         record = TokenRecord()
-        await self._engine.generate(request, record)
+        await self._engine.generate(_request(number, ids), record)
         return len(record)
 
     async def close(self) -> None:
@@ -66,6 +66,14 @@ def _buffer(ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
     if id(ids) not in _BUFFERS:
         _BUFFERS[id(ids)] = np.asarray(ids, np.int32)
     return _BUFFERS[id(ids)]
+
+
+def _request(number: int, ids: list[int]) -> GenerationRequest:
+    return GenerationRequest(
+        rid=f"{0:012x}-{number:016x}-0000-000000",
+        input_ids=_buffer(ids),
+        sampling=SamplingParams(max_new_tokens=4096),
+    )
 
 
 def _body(number: int, ids: list[int]) -> dict[str, Any]:
@@ -105,10 +113,7 @@ class Aiohttp:
 
     async def generate(self, number: int, ids: list[int]) -> int:
         """Post and read lines."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)
-            timeout = aiohttp.ClientTimeout(total=None)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        session = self._connected()
         body: dict[str, Any] = _body(number, ids)
         if self._fast:
             body["input_ids"] = _buffer(ids)
@@ -116,15 +121,39 @@ class Aiohttp:
         else:
             data = json.dumps(body).encode()
         collector = Collector(orjson.loads if self._fast else json.loads)
-        async with self._session.post(self._url, data=data) as response:
+        async with session.post(self._url, data=data) as response:
             async for line in response.content:
                 collector.line(line)
         return len(collector.ids)
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            timeout = aiohttp.ClientTimeout(total=None)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self._session
 
     async def close(self) -> None:
         """Close the session."""
         if self._session is not None:
             await self._session.close()
+
+
+class OverAiohttp(Aiohttp):
+    """Our request body, our parser, our record, over aiohttp: all that SglangEngine is but HTTP."""
+
+    async def generate(self, number: int, ids: list[int]) -> int:
+        """Post and read whatever has come."""
+        session = self._connected()
+        request = _request(number, ids)
+        check(request, _INFO)
+        record, events = TokenRecord(), EventBuffer()
+        tokens = TokenStream(record, version="default")
+        data = encode(request, stream_interval=None)
+        async with session.post(self._url, data=data) as response:
+            async for part in response.content.iter_any():
+                tokens.take(events.feed(part))
+        return len(record)
 
 
 class Httpx:
@@ -150,6 +179,7 @@ class Httpx:
 
 CLIENTS: dict[str, Callable[[str], Client]] = {
     "ours": Ours,
+    "over_aiohttp": lambda url: OverAiohttp(url, fast_json=True),
     "aiohttp_orjson": lambda url: Aiohttp(url, fast_json=True),
     "aiohttp_json": lambda url: Aiohttp(url, fast_json=False),
     "httpx": Httpx,

@@ -15,6 +15,8 @@ import json
 import sys
 from typing import Any
 
+import orjson
+
 VOCAB = 151_936
 PATHS: dict[str, dict[str, Any]] = {
     "/model_info": {"model_path": "m", "served_model_name": "m", "weight_version": "default"},
@@ -55,7 +57,7 @@ def _event(number: int, events: int, tokens: int) -> bytes:
         meta["finish_reason"] = {"type": "length", "length": last}
         meta["weight_versions"] = [{"version": "default", "start": 0, "end": last}]
     event = {"text": " word" * tokens, "output_ids": ids, "meta_info": meta}
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
+    return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
 def _chunk(data: bytes) -> bytes:

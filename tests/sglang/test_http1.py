@@ -118,9 +118,14 @@ async def test_a_server_that_closes_is_not_used_again(head: bytes) -> None:
     assert wire.closed
 
 
-async def test_bytes_behind_an_answer_close_the_connection() -> None:
-    """What nobody asked for must not become the next answer."""
-    answer, wire = await receive(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxy", [])
+@pytest.mark.parametrize("more", [b"y", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nyy"])
+@pytest.mark.parametrize("cuts", [[], [39], [40]])
+async def test_bytes_behind_an_answer_close_the_connection(more: bytes, cuts: list[int]) -> None:
+    """What nobody asked for must not become the next answer, nor a part of this one."""
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
+    assert len(whole) == 39
+    answer, wire = await receive(whole + more, cuts)
+    assert answer.ended
     assert answer.body == b"x"
     assert wire.closed
 
@@ -134,6 +139,9 @@ async def test_bytes_behind_an_answer_close_the_connection() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n",
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;" + b"x" * 70_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
     ],
 )
 async def test_what_is_no_http_ends_the_exchange(whole: bytes) -> None:

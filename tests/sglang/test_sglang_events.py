@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import Sink
 
-from agentflow.engine.sglang.events import EventBuffer, values
+from agentflow.engine.sglang.events import ErrorEvent, EventBuffer, events_of
 from agentflow.engine.sglang.tokens import TokenStream
 from agentflow.errors import EngineDied, EngineRejected
 
@@ -52,23 +52,48 @@ def stream(version: str = "default") -> tuple[TokenStream, Sink]:
 )
 def test_events_survive_any_cut(payloads: list[str], cuts: list[int]) -> None:
     """However the bytes are cut, the same payloads come out in order."""
-    whole = b"".join(b"data: " + json.dumps(p).encode() + b"\n\n" for p in payloads)
+    whole = block(*(json.dumps({"error": p}).encode() for p in payloads))
     buffer, got, last = EventBuffer(), [], 0
     for cut in [*sorted(min(c, len(whole)) for c in cuts), len(whole)]:
-        got += values(buffer.feed(whole[last:cut]))
+        got += events_of(buffer.feed(whole[last:cut]))
         last = cut
-    assert got == payloads
+    assert got == [ErrorEvent(p) for p in payloads]
     assert buffer.pending == 0
+
+
+@given(
+    counts=st.lists(st.integers(1, 5), max_size=8),
+    text=st.text(max_size=30),
+    cuts=st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_tokens_survive_any_cut(counts: list[int], text: str, cuts: list[int]) -> None:
+    """However the bytes are cut and whatever the text holds, every token comes out once."""
+    whole, ids = b"", list(range(sum(counts)))
+    for number, count in enumerate(counts):
+        end = sum(counts[: number + 1])
+        whole += block(event(ids[end - count : end], end, text=text))
+    buffer, last = EventBuffer(), 0
+    tokens, sink = stream()
+    for cut in [*sorted(min(c, len(whole)) for c in cuts), len(whole)]:
+        tokens.take(buffer.feed(whole[last:cut]))
+        last = cut
+    assert sink.ids == ids
+    assert sink.logprobs == [-i / 1000 for i in ids]
 
 
 def test_comments_and_other_fields_are_ignored() -> None:
     """A keep-alive comment and an event name do not disturb."""
-    assert list(values(b": ping\n\nevent: x\ndata: {}\n\ndata: [DONE]\n\n")) == [{}]
+    assert list(events_of(b': ping\n\nevent: x\ndata: {"error": 1}\n\ndata: [DONE]\n\n')) == [
+        ErrorEvent(1)
+    ]
 
 
 def test_lines_of_one_event_are_joined() -> None:
     """The standard allows a value on several lines."""
-    assert list(values(b"data: [1,\ndata: 2]\n\ndata:3\n\n")) == [[1, 2], 3]
+    assert list(events_of(b'data: {"error":\ndata: [1, 2]}\n\ndata:{"error": 3}\n\n')) == [
+        ErrorEvent([1, 2]),
+        ErrorEvent(3),
+    ]
 
 
 @pytest.mark.parametrize("name", ["stream_cumulative", "stream_incremental", "abort_incremental"])
@@ -113,11 +138,11 @@ def test_a_missing_event_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("payload", "what"),
     [
-        (b"{", "JSONDecodeError"),
-        (b"[]", "AttributeError"),
+        (b"{", "truncated"),
+        (b"[]", "got `array`"),
         (b'{"output_ids": [1]}', "meta_info"),
-        (event([1], 1).replace(b"-0.001, 1", b"-0.001, 2"), "logprobs are those of other ids"),
-        (event([1], 1).replace(b"[[-0.001, 1, null]]", b"[]"), "1 ids with 0 logprobs"),
+        (event([1], 1).replace(b"-0.001, 1", b"-0.001, 2"), r"ids \[1\] with log-probs .*id=2"),
+        (event([1], 1).replace(b"[[-0.001, 1, null]]", b"[]"), r"ids \[1\] with log-probs \[\]"),
     ],
 )
 def test_nonsense_is_named(payload: bytes, what: str) -> None:

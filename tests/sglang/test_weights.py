@@ -216,7 +216,33 @@ async def test_the_other_ways_to_update_reach_the_server() -> None:
             names=["w"], dtypes=["bfloat16"], shapes=[[2, 2]], version=5
         )
         assert server.scheduler.version == "5"
+        await engine.destroy_weights_update_group()
         assert "/init_weights_update_group" in server.calls
+        assert "/destroy_weights_update_group" in server.calls
+
+
+@pytest.mark.parametrize("failing", ["/begin_weight_update", "/update_weights_from_tensor"])
+async def test_an_update_that_fails_leaves_no_session_open(failing: str) -> None:
+    """Whichever call fails on one of two replicas, the next update finds none in its way."""
+    async with AsyncExitStack() as stack:
+        one, two, engine = await _two_replicas(stack)
+        two.faults.failing_calls[failing] = 1
+        with pytest.raises(EngineAdminFailed, match=f"{two.url}{failing}"):
+            await engine.update_weights_from_tensor(["AAAA"], version=1)
+        await engine.update_weights_from_tensor(["AAAA"], version=2)
+        assert (one.scheduler.version, two.scheduler.version) == ("2", "2")
+
+
+async def test_a_session_that_somebody_left_open_is_told_and_closed() -> None:
+    """After a trainer that died in an update, or a close that failed, the next try works."""
+    async with pair() as (server, engine):
+        server.faults.failing_calls["/end_weight_update"] = 1
+        with pytest.raises(EngineAdminFailed, match="/end_weight_update"):
+            await engine.update_weights_from_tensor(["AAAA"], version=1)
+        with pytest.raises(EngineAdminFailed, match="already open"):
+            await engine.update_weights_from_tensor(["AAAA"], version=2)
+        await engine.update_weights_from_tensor(["AAAA"], version=3)
+        assert server.scheduler.version == "3"
 
 
 async def _two_replicas(stack: AsyncExitStack) -> tuple[FakeSglang, FakeSglang, SglangEngine]:

@@ -21,6 +21,8 @@ class AdminCalls:
 
     def __init__(self, server: FakeSglang) -> None:
         self._server = server
+        self.session = False
+        """Whether a weight-update session is open, which tensors need."""
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Register every path."""
@@ -36,6 +38,9 @@ class AdminCalls:
         router.add_post("/continue_generation", self._continue)
         router.add_post("/flush_cache", self._flush)
         router.add_post("/init_weights_update_group", self._succeed)
+        router.add_post("/destroy_weights_update_group", self._succeed)
+        router.add_post("/begin_weight_update", self._begin_update)
+        router.add_post("/end_weight_update", self._end_update)
         for source in _UPDATES:
             router.add_post(f"/update_weights_{source}", self._update)
 
@@ -126,6 +131,9 @@ class AdminCalls:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await self._body(request)
+        call = request.path.removeprefix("/")
+        if not self.session and call != "update_weights_from_disk":
+            return _success(ok=False, message=wire.NO_SESSION.format(call=call))
         if self._server.faults.takes("refused_updates"):
             return _success(ok=False, message="Failed to get weights iterator: no such file.")
         await self._quiet()
@@ -134,6 +142,20 @@ class AdminCalls:
             raise ConnectionResetError
         self._server.scheduler.version = body.get("weight_version") or "default"
         return _success(ok=True, message="Succeeded to update model weights.")
+
+    async def _begin_update(self, request: web.Request) -> web.Response:
+        await self._body(request)
+        if self.session:
+            return _success(ok=False, message=wire.SESSION_OPEN)
+        self.session = True
+        return _success(ok=True, message="Success")
+
+    async def _end_update(self, request: web.Request) -> web.Response:
+        await self._body(request)
+        if not self.session:
+            return _success(ok=False, message=wire.SESSION_CLOSED)
+        self.session = False
+        return _success(ok=True, message="Success")
 
     async def _quiet(self) -> None:
         """Wait for running requests, unless they are paused."""

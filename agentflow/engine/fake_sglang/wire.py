@@ -12,6 +12,9 @@ QUEUE_FULL = "The request queue is full."
 PRIORITY_OFF = (
     "Using priority is disabled for this server. Please send a new request without a priority."
 )
+NO_SESSION = "{call} must run between begin_weight_update() and end_weight_update()"
+SESSION_OPEN = "a weight-update session is already open; call end_weight_update() first"
+SESSION_CLOSED = "no weight-update session is open; call begin_weight_update() first"
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. (When there are running or "
     "waiting requests, the operation will not be performed.)\n"

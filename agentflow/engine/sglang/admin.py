@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import orjson
@@ -13,7 +13,9 @@ from agentflow.errors import EngineAdminFailed
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Mapping, Sequence
+
+T = TypeVar("T")
 
 _OK = 200
 
@@ -78,6 +80,18 @@ class AdminClient:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+async def all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """Make calls at once and let every one come to its end; raise what failed in one error."""
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [end for end in ends if isinstance(end, BaseException)]
+    for error in failed:
+        if not isinstance(error, EngineAdminFailed):
+            raise error
+    if failed:
+        raise EngineAdminFailed("; ".join(str(error) for error in failed)) from failed[0]
+    return [end for end in ends if not isinstance(end, BaseException)]
 
 
 def _parsed(answer: bytes) -> Any:

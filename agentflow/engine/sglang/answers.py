@@ -53,9 +53,8 @@ def error_for_status(status: int, message: str) -> EngineError:
     return EngineRejected(f"HTTP {status}: {message}")
 
 
-def error_for_event(event: Mapping[str, Any]) -> EngineError:
+def error_for_event(error: Any) -> EngineError:
     """Return the exception for an error that came as an event of a stream."""
-    error = event["error"]
     code = error.get("code") if isinstance(error, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return error_for_status(code if isinstance(code, int) else 400, str(message))

@@ -120,7 +120,10 @@ class Call:
         self.fail(EngineDied(f"the stream ended {self._where()} without a finish reason"))
 
     def on_lost(self, reason: Exception | None) -> None:
-        """Take the loss of the connection."""
+        """Take the loss of the connection; it may be what ends the text of an error."""
+        if self._status not in {0, _OK}:
+            self.on_end()
+            return
         if reason is not None and not isinstance(reason, OSError):
             self.fail(reason)
             return

@@ -172,15 +172,24 @@ class SglangEngine:
         world_size: int,
         ranks_each: int = 1,
         group: str = "weight_update_group",
+        backend: str = "nccl",
     ) -> None:
-        """Join the trainer's process group on every replica. Raises EngineAdminFailed."""
+        """Join the trainer's process group on every replica; `gloo` is for servers on a CPU.
+
+        Raises EngineAdminFailed.
+        """
         await self._weights.init_group(
             address=address,
             port=port,
             world_size=world_size,
             ranks_each=ranks_each,
             group=group,
+            backend=backend,
         )
+
+    async def destroy_weights_update_group(self, group: str = "weight_update_group") -> None:
+        """Leave the trainer's process group on every replica, so that it can be joined anew."""
+        await self._weights.destroy_group(group)
 
     async def flush(self) -> None:
         """Drop cached prefixes on every replica. Raises EngineAdminFailed."""

@@ -12,7 +12,7 @@ import ssl
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from agentflow.engine.sglang.admin import AdminClient
+from agentflow.engine.sglang.admin import AdminClient, all_of
 from agentflow.engine.sglang.describe import agreed, describe, workers_behind
 from agentflow.engine.sglang.http1 import Address
 from agentflow.engine.sglang.load import ReplicaLoad, load_of, metrics_of
@@ -44,11 +44,9 @@ class Fleet:
         limit = self._config.deadlines.admin_s
         for replica in self.replicas:
             await self._look_behind(replica, limit)
-        found = await asyncio.gather(
-            *(
-                describe(server, vocab_size=self._config.vocab_size, timeout_s=limit)
-                for server in self.servers
-            )
+        vocab_size = self._config.vocab_size
+        found = await all_of(
+            [describe(s, vocab_size=vocab_size, timeout_s=limit) for s in self.servers]
         )
         for replica in self.replicas:
             replica.version = found[0][1]
@@ -71,14 +69,14 @@ class Fleet:
     async def loads(self) -> list[ReplicaLoad]:
         """Ask every server for its load; works while paused. Raises EngineAdminFailed."""
         limit = self._config.deadlines.admin_s
-        answers = await asyncio.gather(*(s.get("/v1/loads", timeout_s=limit) for s in self.servers))
+        answers = await all_of([s.get("/v1/loads", timeout_s=limit) for s in self.servers])
         return [load_of(s.url, answer) for s, answer in zip(self.servers, answers, strict=True)]
 
     async def metrics(self) -> list[dict[str, float]]:
         """Read every server's metrics, nothing counted twice. Raises EngineAdminFailed."""
         limit = self._config.deadlines.admin_s
-        texts = await asyncio.gather(
-            *(s.text("GET", "/metrics", None, timeout_s=limit) for s in self.servers)
+        texts = await all_of(
+            [s.text("GET", "/metrics", None, timeout_s=limit) for s in self.servers]
         )
         return [metrics_of(text.decode()) for text in texts]
 

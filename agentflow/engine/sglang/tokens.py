@@ -12,13 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentflow.engine.sglang.events import newest, values
+import msgspec
+
+from agentflow.engine.sglang.events import TokenEvent, events_of, newest
 from agentflow.engine.sglang.versions import parse_version
 from agentflow.errors import EngineDied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentflow.engine.sglang.events import Event, Meta, VersionRange
     from agentflow.protocols import TokenSink
 
 
@@ -48,8 +51,8 @@ class TokenStream:
         self.seen = 0
         """Tokens received."""
         self.end: StreamEnd | None = None
-        self.error: Mapping[str, Any] | None = None
-        """An event that was an error instead of tokens."""
+        self.error: Any = None
+        """The error that came instead of tokens."""
 
     def take(self, block: bytes) -> None:
         """Take complete events in order. Raises EngineDied when they make no sense."""
@@ -58,13 +61,12 @@ class TokenStream:
         ids: list[int] = []
         logprobs: list[float] = []
         try:
-            for event in values(block):
-                if not self._take_plain(event, ids, logprobs):
-                    self._take_any(event, ids, logprobs)
-        except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:
+            for event in events_of(block):
+                self._take(event, ids, logprobs)
+        except (msgspec.DecodeError, ValueError) as error:
             raise EngineDied(
-                f"events {block[:120]!r} are not SGLang's /generate's "
-                f"({type(error).__name__}: {error}), after {self.seen} tokens"
+                f"events {block[:120]!r} are not SGLang's /generate's ({error}), "
+                f"after {self.seen} tokens"
             ) from error
         finally:
             if ids:
@@ -78,59 +80,34 @@ class TokenStream:
             self._append(self._held_ids, self._held_logprobs, parse_version(self.reported))
             self._held_ids, self._held_logprobs = [], []
 
-    def _take_plain(self, event: Any, ids: list[int], logprobs: list[float]) -> bool:
-        """Take the usual event of an incremental server; False, and nothing done, for others."""
-        meta = event.get("meta_info")
-        if (
-            meta is None
-            or meta["finish_reason"] is not None
-            or meta["weight_version"] != self.reported
-            or self.end is not None
-        ):
-            return False
-        new, pairs = event["output_ids"], meta["output_token_logprobs"]
-        count = self.seen + len(new)
-        if meta["completion_tokens"] != count or [pair[1] for pair in pairs] != new:
-            return False
-        ids += new
-        logprobs += [pair[0] for pair in pairs]
-        self.seen = count
-        return True
-
-    def _take_any(self, event: Any, ids: list[int], logprobs: list[float]) -> None:
+    def _take(self, event: Event, ids: list[int], logprobs: list[float]) -> None:
         if self.end is not None:
             return
-        if "error" in event:
-            self.error = event
+        if not isinstance(event, TokenEvent):
+            self.error = event.error
             return
-        self._add(event["output_ids"], event["meta_info"], ids, logprobs)
+        new, meta = event.output_ids, event.meta_info
+        pairs = meta.output_token_logprobs
+        if meta.completion_tokens != self.seen + len(new) or meta.weight_version != self.reported:
+            skip = self._known_of(new, meta)
+            new, pairs = new[skip:], pairs[skip:]
+            self._split_if_newer(meta.weight_version if new else self.reported, ids, logprobs)
+        if [pair.id for pair in pairs] != new:
+            raise ValueError(f"ids {new} with log-probs {pairs}")
+        ids += new
+        logprobs += [pair.logprob for pair in pairs]
+        self.seen += len(new)
+        if meta.finish_reason is not None:
+            self._finish(meta, meta.finish_reason, ids, logprobs)
 
-    def _add(
-        self, new: list[int], meta: dict[str, Any], ids: list[int], logprobs: list[float]
-    ) -> None:
-        count: int = meta["completion_tokens"]
-        start = count - len(new)
+    def _known_of(self, new: list[int], meta: Meta) -> int:
+        """How many of an event's tokens came before, from a server or proxy that repeats itself."""
+        start = meta.completion_tokens - len(new)
         if start > self.seen:
             raise ValueError(f"tokens {self.seen} to {start} are missing")
-        if self.seen and not start and count > self.seen:
+        if self.seen and not start and meta.completion_tokens > self.seen:
             self._cumulative = True
-        skip = self.seen - start
-        if skip < len(new):
-            fresh = new[skip:] if skip else new
-            pairs = meta["output_token_logprobs"]
-            if len(pairs) != len(new):
-                raise ValueError(f"{len(new)} ids with {len(pairs)} logprobs")
-            if skip:
-                pairs = pairs[skip:]
-            if [pair[1] for pair in pairs] != fresh:
-                raise ValueError("the logprobs are those of other ids")
-            self._split_if_newer(meta["weight_version"], ids, logprobs)
-            ids += fresh
-            logprobs += [pair[0] for pair in pairs]
-            self.seen = count
-        reason = meta["finish_reason"]
-        if reason is not None:
-            self._finish(meta, ids, logprobs)
+        return self.seen - start
 
     def _split_if_newer(self, version: str, ids: list[int], logprobs: list[float]) -> None:
         """Deliver what came before a change of version apart from what comes after."""
@@ -141,17 +118,19 @@ class TokenStream:
             logprobs.clear()
             self.reported = version
 
-    def _finish(self, meta: dict[str, Any], ids: list[int], logprobs: list[float]) -> None:
+    def _finish(
+        self, meta: Meta, reason: Mapping[str, Any], ids: list[int], logprobs: list[float]
+    ) -> None:
         self.end = StreamEnd(
-            reason=meta["finish_reason"],
-            cached_tokens=meta.get("cached_tokens") or 0,
-            retractions=meta.get("num_retractions") or 0,
+            reason=reason,
+            cached_tokens=meta.cached_tokens or 0,
+            retractions=meta.num_retractions or 0,
         )
         self._deliver(ids, logprobs)
         ids.clear()
         logprobs.clear()
-        self._release(meta.get("weight_versions") or [])
-        self.reported = meta.get("weight_version", self.reported)
+        self._release(meta.weight_versions or [])
+        self.reported = meta.weight_version
 
     def _deliver(self, ids: list[int], logprobs: list[float]) -> None:
         if self.reported == self._version:
@@ -160,15 +139,15 @@ class TokenStream:
             self._held_ids += ids
             self._held_logprobs += logprobs
 
-    def _release(self, ranges: list[dict[str, Any]]) -> None:
+    def _release(self, ranges: list[VersionRange]) -> None:
         """Give held tokens to the sink under the versions that the last event names."""
         first = self.seen - len(self._held_ids)
         for part in ranges:
-            start, end = max(part["start"] - first, 0), part["end"] - first
+            start, end = max(part.start - first, 0), part.end - first
             if end > start:
                 held = self._held_ids[start:end], self._held_logprobs[start:end]
-                self._append(*held, parse_version(part["version"]))
-        covered = max((part["end"] for part in ranges), default=0) - first
+                self._append(*held, parse_version(part.version))
+        covered = max((part.end for part in ranges), default=0) - first
         if covered > 0:
             del self._held_ids[:covered], self._held_logprobs[:covered]
 

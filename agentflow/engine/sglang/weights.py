@@ -7,15 +7,15 @@ by `in_place` is never flushed, because the server does not survive it.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from agentflow.engine.sglang.admin import all_of
 from agentflow.errors import EngineAdminFailed
 from agentflow.types import SyncMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from agentflow.engine.sglang.admin import AdminClient
     from agentflow.engine.sglang.clock import PausableClock
@@ -91,7 +91,7 @@ class WeightSync:
     async def from_tensor(self, tensors: Sequence[str], *, version: int) -> None:
         """Take tensors serialised by SGLang, one base64 string for each tensor-parallel rank."""
         body = {"serialized_named_tensors": list(tensors)}
-        await self._update("/update_weights_from_tensor", body, version)
+        await self._in_session("/update_weights_from_tensor", body, version)
 
     async def from_distributed(
         self,
@@ -109,10 +109,17 @@ class WeightSync:
             "shapes": [list(shape) for shape in shapes],
             "group_name": group,
         }
-        await self._update("/update_weights_from_distributed", body, version)
+        await self._in_session("/update_weights_from_distributed", body, version)
 
     async def init_group(
-        self, *, address: str, port: int, world_size: int, ranks_each: int, group: str
+        self,
+        *,
+        address: str,
+        port: int,
+        world_size: int,
+        ranks_each: int,
+        group: str,
+        backend: str,
     ) -> None:
         """Join the trainer's process group: rank 0 is the trainer, `ranks_each` per server."""
 
@@ -123,15 +130,35 @@ class WeightSync:
                 "rank_offset": 1 + index * ranks_each,
                 "world_size": world_size,
                 "group_name": group,
-                "backend": "nccl",
+                "backend": backend,
             }
             await _succeed(server, "/init_weights_update_group", body, self._deadlines.update_s)
 
-        await _gather([join(index, server) for index, server in enumerate(self._servers)])
+        await all_of([join(index, server) for index, server in enumerate(self._servers)])
+
+    async def destroy_group(self, group: str) -> None:
+        """Leave a process group, whose name is free again afterwards."""
+        await self._on_all_succeed("/destroy_weights_update_group", {"group_name": group})
 
     async def flush(self) -> None:
         """Drop cached prefixes. Raises EngineAdminFailed, always so while paused in place."""
         await self._on_all("/flush_cache", {}, self._deadlines.admin_s)
+
+    async def _in_session(self, path: str, body: Mapping[str, Any], version: int) -> None:
+        """Update inside the session that SGLang wants around tensors, and close it in any case.
+
+        Opened everywhere before anything is sent: a collective would wait for who is missing.
+        """
+        try:
+            await self._on_all_succeed("/begin_weight_update", {})
+            await self._update(path, body, version)
+        except BaseException as error:
+            try:
+                await self._on_all_succeed("/end_weight_update", {})
+            except EngineAdminFailed as second:
+                error.add_note(f"and closing the update failed: {second}")
+            raise
+        await self._on_all_succeed("/end_weight_update", {})
 
     async def _update(self, path: str, body: Mapping[str, Any], version: int) -> None:
         if version < 0:
@@ -141,10 +168,13 @@ class WeightSync:
             "weight_version": str(version),
             "flush_cache": self.mode is not PauseMode.IN_PLACE,
         }
-        await _gather([_succeed(s, path, whole, self._deadlines.update_s) for s in self._servers])
+        await self._on_all_succeed(path, whole)
+
+    async def _on_all_succeed(self, path: str, body: Mapping[str, Any]) -> None:
+        await all_of([_succeed(s, path, body, self._deadlines.update_s) for s in self._servers])
 
     async def _on_all(self, path: str, body: Mapping[str, Any], timeout_s: float) -> None:
-        await _gather([s.post(path, body, timeout_s=timeout_s) for s in self._servers])
+        await all_of([s.post(path, body, timeout_s=timeout_s) for s in self._servers])
 
 
 async def _succeed(
@@ -155,14 +185,3 @@ async def _succeed(
     if not (isinstance(answer, dict) and answer.get("success")):
         message = answer.get("message", answer) if isinstance(answer, dict) else answer
         raise EngineAdminFailed(f"POST {server.url}{path}: {message}")
-
-
-async def _gather(calls: Sequence[Awaitable[Any]]) -> None:
-    """Let every call come to its end, then raise what failed, all of it in one error."""
-    ends = await asyncio.gather(*calls, return_exceptions=True)
-    failed = [end for end in ends if isinstance(end, BaseException)]
-    for error in failed:
-        if not isinstance(error, EngineAdminFailed):
-            raise error
-    if failed:
-        raise EngineAdminFailed("; ".join(str(error) for error in failed)) from failed[0]

@@ -42,6 +42,7 @@ FLAGS = [
     "--default-priority-value",
     "0",
     "--incremental-streaming-output",
+    "--sleep-on-idle",  # or its scheduler keeps a core busy for nothing
     "--decode-log-interval",
     "1",
 ]  # read as on a command line
