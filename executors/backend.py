@@ -14,17 +14,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from agentflow.config_loading import Sources, check
 from agentflow.errors import AgentflowError, ConfigError
 from agentflow.runner import AsyncioRunner
-from agentflow.types import Cause, Ending, SyncMode
+from agentflow.types import Cause, Ending, EpisodeId, SyncMode
+from executors import journal_schema
 from executors.backend_parts import BackendParts
+from executors.books import afresh
 from executors.failures import first_failure
 from executors.held_sync import HeldSync
 from executors.observers import BookObserver
 from executors.prompts import Issued, Issuer
+from executors.resuming import restored, resumed_config
 from executors.wiring import build_engine, require_engine, runnable_tasks
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
     from executors.groups import Group
+    from executors.journal_schema import Contents
     from executors.prompts import Prompt
     from executors.sync_backend import SyncRolloutBackend
 
@@ -60,10 +65,11 @@ class RolloutBackend:
         *,
         make_engine: EngineMaker = build_engine,
         load_tasks: TaskLoader = runnable_tasks,
+        resume: bool = False,
     ) -> None:
         """Needs `engine.url`; `tasks.source` fills `tasks`, and `run.out` keeps what ended.
 
-        Raises ConfigError.
+        With `rollout.journal` another process can `resume` it. Raises ConfigError.
         """
         require_engine(config)
         self._config = config
@@ -79,6 +85,10 @@ class RolloutBackend:
         self._delivered: set[str] = set()
         self._claimed: set[str] = set()
         """Groups that a `step` or `validate` waits for, which `groups` leaves alone."""
+        self._resumes = resume
+        self._loaded = False
+        """Whether a checkpoint says which groups are wanted."""
+        self._checkpoints = 0
         self._version = 0
         self._stack = contextlib.AsyncExitStack()
         self._parts: BackendParts | None = None
@@ -89,6 +99,19 @@ class RolloutBackend:
     def from_config(cls, config: Mapping[str, Any], **keywords: Any) -> Self:
         """Make one from a configuration file's content. Raises ConfigError."""
         return cls(check(Sources(values=dict(config), default="config")), **keywords)
+
+    @classmethod
+    def from_run(cls, path: Path | str, **keywords: Any) -> Self:
+        """Go on with a killed backend's run, as it was configured. Raises ConfigError.
+
+        Groups that were not acknowledged come again, with the samples that had ended;
+        `load_state_dict` before `start` takes it back to a checkpoint.
+        """
+        path = Path(path)
+        config = resumed_config(path)
+        if not (path / journal_schema.FILE).is_file():
+            raise ConfigError(f"{path} has no {journal_schema.FILE}: the run kept no journal")
+        return cls(config, resume=True, **keywords)
 
     def sync(self) -> SyncRolloutBackend:
         """Give the same backend to code without an event loop."""
@@ -102,6 +125,7 @@ class RolloutBackend:
         """Reach the engine and start working. Raises ConfigError; nothing is left behind then."""
         if self._parts is not None:
             raise RuntimeError("the backend was started already; make a new one")
+        left = journal_schema.read(self._journal_path()) if self._resumes else None
         try:
             self._parts = await BackendParts.build(
                 self._config,
@@ -110,14 +134,39 @@ class RolloutBackend:
                 make=self._make_engine,
                 tasks=self.tasks,
                 observer=_Forgets(self._open),
+                left=left,
             )
         except BaseException:
             await self._stack.aclose()
             raise
         self._parts.set_version(self._version)
+        here = self._restore(left, self._parts) if left is not None else set[str]()
         for issued in self._open.values():
-            self._parts.coordinator.add(issued.samples())
+            if issued.uid not in here:
+                self._parts.coordinator.add(issued.samples())
         self._working = asyncio.get_running_loop().create_task(self._work(), name="rollouts")
+
+    def _journal_path(self) -> Path:
+        return Path(str(self._config.run.out)) / journal_schema.FILE
+
+    def _restore(self, left: Contents, parts: BackendParts) -> set[str]:
+        """Take over what an earlier process left, as far as it is wanted; returns its uids."""
+        assert parts.journal is not None
+        here = set[str]()
+        for uid, members in left.groups.items():
+            wanted = uid in self._open if self._loaded else uid not in left.acked
+            if not wanted or members[0].sample.validate:  # nobody waits for it any more
+                if uid not in left.acked:
+                    parts.journal.group_dropped(uid)
+                continue
+            parts.journal.unacked(uid)
+            parts.restore(restored(members))
+            prompt = afresh(members[0].sample, episode=EpisodeId(uid=uid))
+            self._open[uid] = Issued(prompt=prompt, n=len(members))
+            here.add(uid)
+        self._issuer.know([*left.acked, *left.groups])
+        self._checkpoints = max([self._checkpoints, *(c + 1 for c in left.acked.values())])
+        return here
 
     async def close(self) -> None:
         """End what runs, remove every environment, let go of the engine. Idempotent."""
@@ -214,6 +263,10 @@ class RolloutBackend:
             raise ValueError(f"group {uid!r} waits for no acknowledgement; ack each group once")
         self._delivered.remove(uid)
         del self._open[uid]
+        journal = self._running.journal
+        if journal is not None:
+            journal.acked(uid, self._checkpoints)
+            await journal.kept()
 
     def finish(self) -> None:
         """Say that nothing more will be submitted, so that `groups` ends."""
@@ -291,10 +344,18 @@ class RolloutBackend:
     # --- state --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint needs: the prompts not acknowledged, as plain data."""
+        """Give what a checkpoint needs: the prompts not acknowledged, as plain data.
+
+        With a journal, results of groups that were acknowledged before the last checkpoint but one
+        are forgotten: going back further rolls them out again.
+        """
+        self._checkpoints += 1
+        if self._parts is not None and self._parts.journal is not None:
+            self._parts.journal.forget_acked(self._checkpoints - 1)
         return {
             "schema": STATE_SCHEMA,
             "version": self._version,
+            "checkpoints": self._checkpoints,
             "issued": dict(self._issuer.times),
             "open": [i.to_plain() for i in self._open.values() if not i.prompt.validate],
         }
@@ -311,7 +372,8 @@ class RolloutBackend:
                 f"state: schema is {state.get('schema')!r}; it must be {STATE_SCHEMA!r}, as"
                 " state_dict gives it"
             )
-        self._version = state["version"]
+        self._loaded = True
+        self._version, self._checkpoints = state["version"], state["checkpoints"]
         self._issuer.times.update(state["issued"])
         self._open = {plain["uid"]: Issued.from_plain(plain) for plain in state["open"]}
 

@@ -7,17 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentflow.errors import ConfigError
 from agentflow.observe.events import NullEvents
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin, Versioned
+from executors import journal_schema
 from executors.assembly import load_flow, make_worker
 from executors.coordinator import DataCoordinator
 from executors.files import OutputError
 from executors.groups import GroupRules, StragglerRule
 from executors.hooks import CoordinatorHooks
+from executors.journal import Journal
 from executors.logs import logging_to
 from executors.observers import Observers
+from executors.resuming import carried_tokens
 from executors.run_dir import RunDir, RunStatus
+from executors.run_rows import read_rows
 from executors.scheduling import scheduling_facts
 from executors.summary import Summary, TokenLedger
 from executors.termination import classify
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
     from agentflow.protocols import EventSink, Model
     from agentflow.runner import AsyncioRunner
     from agentflow.types import RolloutSample
+    from executors.books import Restored
+    from executors.journal_schema import Contents
     from executors.observers import BookObserver
     from executors.worker import RolloutWorker
 
@@ -72,6 +79,7 @@ class BackendParts:
         self.failed: str | None = None
         self._config = config
         self._runner = runner
+        self.journal = make_journal(config, runner)
         self.coordinator = DataCoordinator(
             runner=runner,
             on_ended=self._ended,
@@ -79,6 +87,7 @@ class BackendParts:
             max_attempts=config.rollout.max_attempts,
             rules=make_rules(config.groups),
             observer=Observers(self.books, observer),
+            journal=self.journal,
         )
 
     @classmethod
@@ -91,18 +100,20 @@ class BackendParts:
         make: EngineMaker,
         tasks: Sequence[Mapping[str, Any]],
         observer: BookObserver,
+        left: Contents | None = None,
     ) -> BackendParts:
-        """Make them; `stack` takes them down."""
+        """Make them, over what is `left` of an earlier process; `stack` takes them down."""
         stack.callback(runner.close)
         run_dir = None
         if config.run.out is not None:
             run_dir = RunDir(Path(config.run.out), runner=runner)
-            run_dir.check()
+            if left is None:
+                run_dir.check()
         parts = cls(config, make(config, tasks), runner, run_dir=run_dir, observer=observer)
         stack.push_async_callback(_on_flow_worker, runner, parts.meter.close)
         reach = partial(reach_engine, parts.meter, url=str(config.engine.url))
         model = await runner.on_flow_worker(reach())
-        parts.open_run_dir(stack, model=model.name)
+        parts.open_run_dir(stack, model=model.name, left=left)
         flow = load_flow(
             config,
             parts.access,
@@ -110,6 +121,7 @@ class BackendParts:
             runner=runner,
             events=parts.events,
             on_turn=run_dir.save_trajectory if run_dir is not None else None,
+            keeper=parts.journal,
         )
         stack.push_async_callback(_on_flow_worker, runner, flow.close)
         worker = make_worker(
@@ -126,18 +138,38 @@ class BackendParts:
         self.workers = [worker]
         self.sync = WeightSync(self.workers, engines, runner=self._runner, events=self.events)
 
-    def open_run_dir(self, stack: contextlib.AsyncExitStack, *, model: str) -> None:
+    def open_run_dir(
+        self, stack: contextlib.AsyncExitStack, *, model: str, left: Contents | None
+    ) -> None:
         """Keep what ends, where `run.out` says so."""
         if self.run_dir is None or self.watch is None:
             return
         stack.callback(self.watch.close)
         self.watch.serve()
         stack.callback(self.run_dir.close)
-        self.run_dir.open(self._config, argv=(), model=model)
+        if left is None:
+            self.run_dir.open(self._config, argv=(), model=model)
+        else:
+            self.run_dir.reopen(argv=(), unended=left.unended())
+            for row in read_rows(self.run_dir.path):
+                self.summary.add_row(row)
         stack.enter_context(logging_to(self.run_dir.path / "logs" / "agentflow.log"))
         stack.callback(self._finish, began=self._runner.now())
+        if self.journal is not None:
+            self.journal.on_failure = self.coordinator.fail
+            stack.callback(self.journal.close)  # its last commits complete the last groups
+            self.journal.open()
+            self.journal.start()
         stack.callback(self._end_events)
         self.events.emit("run_started", planned=0, **scheduling_facts(self._config.rollout))
+
+    def restore(self, group: Sequence[Restored]) -> None:
+        """Take in a group of an earlier process."""
+        self.meter.received.update(carried_tokens(group))
+        for member in group:
+            if member.ended:
+                self.books.ended(member.sample)
+        self.coordinator.restore(group)
 
     def set_version(self, version: int) -> None:
         """The weights are `version`; an engine that does not know by itself is told."""
@@ -176,6 +208,16 @@ class BackendParts:
         except OutputError as failure:
             self.failed = self.failed or str(failure)
         self.run_dir.finish(self._status, summary=self.summary, error=self.failed)
+
+
+def make_journal(config: AgentflowConfig, runner: AsyncioRunner) -> Journal | None:
+    """Make the journal that is asked for. Raises ConfigError when it has no place."""
+    if not config.rollout.journal:
+        return None
+    if config.run.out is None:
+        raise ConfigError("rollout.journal: needs run.out, the directory to keep it in")
+    path = Path(config.run.out) / journal_schema.FILE
+    return Journal(path, keep_results=True, now=runner.now)
 
 
 def make_rules(groups: GroupsConfig) -> GroupRules:

@@ -61,8 +61,14 @@ class Contents:
     """What a journal holds: groups by uid, in the order of issue."""
 
     groups: dict[str, list[Member]] = field(default_factory=dict)
-    acked: set[str] = field(default_factory=set)
-    """Names of groups that were used; what they were may be forgotten."""
+    acked: dict[str, int] = field(default_factory=dict)
+    """Names of groups that were used, and how many checkpoints there were before; what they were
+    may be forgotten."""
+
+    def unended(self) -> set[str]:
+        """Give the keys of episodes that have not ended."""
+        members = (m for group in self.groups.values() for m in group)
+        return {m.sample.episode.key for m in members if not m.ended and m.dropped is None}
 
 
 def create(path: Path) -> sqlite3.Connection:
@@ -106,7 +112,7 @@ def _read(database: sqlite3.Connection, path: Path) -> Contents:
     turns = _by_episode(
         database, "SELECT uid, replica, attempt, turn, ids, logprobs, versions FROM turns"
     )
-    contents = Contents(acked={uid for (uid,) in database.execute("SELECT uid FROM acks")})
+    contents = Contents(acked=dict(database.execute("SELECT uid, checkpoint FROM acks")))
     for episode, fields in issued.items():
         if episode in rows:
             member = _member(fields, rows[episode])

@@ -12,7 +12,7 @@ from agentflow.types import EpisodeId, RolloutSample, SamplingParams
 from executors.coordinator import replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Prompt = RolloutSample | dict[str, Any]
 """A task row (SWE-bench's fields), or a sample that carries more: sampling, messages, metadata."""
@@ -70,6 +70,15 @@ class Issuer:
     def __init__(self) -> None:
         self.times = Counter[str]()
         """How often each name was issued; part of a backend's state."""
+
+    def know(self, uids: Iterable[str]) -> None:
+        """Hear of groups that were named in an earlier process."""
+        for uid in uids:
+            name, at, times = uid.rpartition("@")
+            if at and times.isdecimal():
+                self.times[name] = max(self.times[name], int(times) + 1)
+            else:
+                self.times[uid] = max(self.times[uid], 1)
 
     def issue(self, prompt: Prompt, *, n: int, validate: bool = False) -> Issued:
         """Name a prompt. Raises ValueError for a task row without an `instance_id`."""

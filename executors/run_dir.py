@@ -36,7 +36,7 @@ from executors.sample_rows import sample_row, trajectory_name
 from executors.versions import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -130,13 +130,17 @@ class RunDir:
             self._write_first_files(config, argv=argv, model=model)
             undo.pop_all()
 
-    def reopen(self, *, argv: Sequence[str]) -> None:
-        """Take over the directory of a killed run, with what it kept. Raises ConfigError."""
+    def reopen(self, *, argv: Sequence[str], unended: Collection[str] = ()) -> None:
+        """Take over the directory of a killed run, with what it kept. Raises ConfigError.
+
+        Rows of `unended` episodes, by key, go: they are run again.
+        """
         try:
             self._take_lock(expect_new=False)
             for name in (SAMPLES, "events.jsonl"):
                 if (self.path / name).exists():
                     cut_torn_line(self.path / name)
+            self._drop_rows(unended)
             self._run = orjson.loads((self.path / "run.json").read_bytes())
             write_atomic(self.path / _RESERVE, bytes(_RESERVE_BYTES))
             self._samples = LineFile(self.path / SAMPLES)
@@ -150,6 +154,13 @@ class RunDir:
         self._run["resumed"] = [*self._run.get("resumed", ()), resumed]
         self._run |= {"status": RunStatus.RUNNING, "ended": None, "error": None, "pid": os.getpid()}
         self._write_json("run.json", self._run)
+
+    def _drop_rows(self, unended: Collection[str]) -> None:
+        rows = read_rows(self.path)
+        kept = [row for row in rows if row["key"] not in unended]
+        if len(kept) < len(rows):
+            lines = (orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in kept)
+            write_atomic(self.path / SAMPLES, b"".join(lines))
 
     def _make_folders(self) -> None:
         folders = (self.path, *self.path.parents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -316,3 +317,80 @@ async def test_a_backend_with_a_run_directory_keeps_what_ended(tmp_path: Path) -
     assert json.loads((out / "run.json").read_text())["status"] == "done"
     kinds = [json.loads(line)["kind"] for line in (out / "events.jsonl").read_text().splitlines()]
     assert (kinds[0], kinds[-1]) == ("run_started", "run_ended")
+
+
+def journalled(out: Path) -> RolloutBackend:
+    """Make a backend of the plugged-in parts that keeps a journal."""
+    builders = {"agent": "AgentBuilder", "environment": "EnvBuilder", "runtime": "RuntimeBuilder"}
+    config = {
+        "engine": {"url": "parts"},
+        "run": {"out": str(out), "n": 2},
+        "rollout": {"journal": True},
+        "flow": {section: {"name": f"{PARTS}:{name}"} for section, name in builders.items()},
+    }
+    return RolloutBackend.from_config(config, make_engine=always_ls)
+
+
+async def test_a_killed_backend_delivers_again_what_was_not_acknowledged(tmp_path: Path) -> None:
+    """Acknowledged: never; taken or complete: as they were, not run again; the rest: now."""
+    out, copy = tmp_path / "run", tmp_path / "copy"
+    async with asyncio.timeout(60):
+        async with journalled(out) as backend:
+            used, taken, complete = await backend.step(rows("used", "taken", "complete"))
+            await backend.ack(used)
+            await backend.pause(SyncMode.IN_PLACE)
+            backend.submit(rows("waiting"))
+            await backend._running.journal.kept()  # type: ignore[union-attr]  # it has one
+            shutil.copytree(out, copy)  # as a kill at this moment would leave it
+            await backend.resume()
+        again = RolloutBackend.from_run(copy, make_engine=always_ls)
+        async with again:
+            again.submit(rows("used"))
+            again.finish()
+            groups = {g[0].episode.uid: g for g in await collect(again)}
+            assert sorted(groups) == ["complete", "taken", "used@1", "waiting"]
+            for old in (taken, complete):
+                new = groups[old[0].episode.uid]
+                assert [s.rewards for s in new] == [s.rewards for s in old]
+                assert [s.responses.tolist() for s in new] == [s.responses.tolist() for s in old]
+            tokens_close(again)
+    begun = [
+        event["uid"]
+        for event in map(json.loads, (copy / "events.jsonl").read_text().splitlines())
+        if event["kind"] == "leased"
+    ]
+    assert begun.count("taken") <= 2
+    keys = [json.loads(line)["key"] for line in (copy / "samples.jsonl").read_text().splitlines()]
+    assert len(keys) == len(set(keys)) == 10
+
+
+async def test_a_checkpoint_takes_a_journal_back_to_where_the_trainer_was(tmp_path: Path) -> None:
+    """Acknowledged since: again, with results. Issued since: the trainer issues that itself."""
+    out, copy = tmp_path / "run", tmp_path / "copy"
+    async with asyncio.timeout(60):
+        async with journalled(out) as backend:
+            first, second = await backend.step(rows("first", "second"))
+            await backend.ack(first)
+            state = backend.state_dict()
+            await backend.ack(second)
+            (later,) = await backend.step(rows("later"))
+            await backend.ack(later)
+            shutil.copytree(out, copy)
+        again = RolloutBackend.from_run(copy, make_engine=always_ls)
+        again.load_state_dict(state)
+        async with again:
+            again.submit(rows("later"))
+            again.finish()
+            groups = await collect(again)
+            assert sorted(uids(groups)) == ["later@1", "second"]
+            assert again.metrics()["groups/open"] == 2
+    assert uids([second]) == ["second"]
+
+
+def test_a_journal_needs_a_place(tmp_path: Path) -> None:
+    """One clear error names the field."""
+    backend = RolloutBackend.from_config(
+        {"engine": {"url": "parts"}, "rollout": {"journal": True}}, make_engine=always_ls
+    )
+    with pytest.raises(ConfigError, match=r"rollout.journal: needs run.out"), backend.sync():
+        raise AssertionError
