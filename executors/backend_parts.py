@@ -25,6 +25,7 @@ from executors.run_dir import RunDir, RunStatus
 from executors.run_rows import read_rows
 from executors.scheduling import scheduling_facts
 from executors.summary import Summary, TokenLedger
+from executors.task_file import TaskFile
 from executors.termination import classify
 from executors.token_books import TokenBooks
 from executors.token_meter import MeteredModel
@@ -86,7 +87,7 @@ class BackendParts:
             events=self.events,
             max_attempts=config.rollout.max_attempts,
             rules=make_rules(config.groups),
-            observer=Observers(self.books, observer),
+            observer=Observers(self.books, observer, *self._task_files(run_dir)),
             journal=self.journal,
         )
 
@@ -132,6 +133,10 @@ class BackendParts:
             parts.watch.use(flow)
         return parts
 
+    def _task_files(self, run_dir: RunDir | None) -> list[TaskFile]:
+        self._tasks = [TaskFile(run_dir.path)] if run_dir is not None else []
+        return self._tasks
+
     def use(self, worker: RolloutWorker) -> None:
         """Take the worker, and the weight sync over it."""
         engines = [self.engine] if isinstance(self.engine, EngineAdmin) else []
@@ -154,6 +159,9 @@ class BackendParts:
             for row in read_rows(self.run_dir.path):
                 self.summary.add_row(row)
         stack.enter_context(logging_to(self.run_dir.path / "logs" / "agentflow.log"))
+        for tasks in self._tasks:
+            stack.callback(tasks.close)
+            tasks.open()
         stack.callback(self._finish, began=self._runner.now())
         if self.journal is not None:
             self.journal.on_failure = self.coordinator.fail

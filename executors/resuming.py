@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from executors.journal_schema import Member
 
 
-def resumed_config(path: Path) -> AgentflowConfig:
+def run_config(path: Path, *, option: str) -> AgentflowConfig:
     """Read the configuration of a run, wherever its directory is now. Raises ConfigError."""
     if not (path / "run.json").is_file():
-        raise ConfigError(f"--resume: {path} holds no run; give a directory that has a run.json")
-    config = load_config(path / "config.yaml", options={"--resume": (("run", "out"), str(path))})
+        raise ConfigError(f"{option}: {path} holds no run; give a directory that has a run.json")
+    return load_config(path / "config.yaml", options={option: (("run", "out"), str(path))})
+
+
+def resumed_config(path: Path) -> AgentflowConfig:
+    """Read the configuration of a run that is to be gone on with. Raises ConfigError."""
+    config = run_config(path, option="--resume")
     if not is_done(path) and not (path / journal_schema.FILE).is_file():
         raise ConfigError(
             f"--resume: {path} has no {journal_schema.FILE}: only a run with rollout.journal: true"

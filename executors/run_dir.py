@@ -3,6 +3,7 @@
     run.json        what ran and how it stands (agentflow-run/1), replaced by rename
     journal.sqlite  what a killed run goes on from, where it was asked for; gone at the end
     config.yaml     the resolved configuration
+    tasks.jsonl     the rows of its tasks, each once
     samples.jsonl   one ended sample a line, appended when it ends
     tokens/         one .npz of token arrays a sample
     trajectories/   one mini-swe-agent trajectory an episode, replaced after every turn

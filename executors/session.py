@@ -41,6 +41,7 @@ from executors.resuming import Leftover, carried_tokens, restored
 from executors.run_dir import RunDir, RunStatus
 from executors.scheduling import scheduling_facts
 from executors.summary import Summary
+from executors.task_file import TaskFile
 from executors.termination import classify
 from executors.token_meter import MeteredModel
 from executors.watch import Watch
@@ -133,6 +134,7 @@ class Rollout:
         self.dir = RunDir(Path(config.run.out), runner=self._runner)
         self.summary = Summary(planned=0)
         """Of what has ended so far."""
+        self._tasks = TaskFile(self.dir.path)
         self._journal: Journal | None = None
         if config.rollout.journal:
             self._journal = Journal(
@@ -161,6 +163,8 @@ class Rollout:
             stack.callback(self.dir.close)
             self._open_dir(model=model.name)
             stack.enter_context(logging_to(self.dir.path / "logs" / "agentflow.log"))
+            stack.callback(self._tasks.close)
+            self._tasks.open()
             self._open_journal(stack, coordinator)
             scheduled = scheduling_facts(self._config.rollout)
             events.emit("run_started", planned=self.summary.planned, **scheduled)
@@ -215,6 +219,7 @@ class Rollout:
             events=events,
             max_attempts=self._config.rollout.max_attempts,
             journal=self._journal,
+            observer=self._tasks,
         )
 
     def _open_dir(self, *, model: str) -> None:

@@ -17,7 +17,8 @@ from executors.cli.clean import clean
 from executors.cli.eval import eval_command
 from executors.cli.exits import HELP, ExitCode, told_in_one_line
 from executors.cli.simulate import simulate_command
-from executors.resuming import is_done, resumed_config
+from executors.rescore import rescore
+from executors.resuming import is_done, resumed_config, run_config
 from executors.session import Rollout
 from executors.versions import versions
 from executors.wiring import rehearse_engine, select_tasks
@@ -165,6 +166,19 @@ def run_demo(
     with told_in_one_line(debug=debug):
         code = demo.run(out)
     raise typer.Exit(code)
+
+
+@app.command(name="rescore", epilog=HELP)
+def run_rescore(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="The run's directory.")],
+    *,
+    debug: Debug = False,
+) -> None:
+    """Judge the patches of a run again, without generating, into a file beside the old one."""
+    with told_in_one_line(debug=debug):
+        rescored = asyncio.run(rescore(run_config(run_dir, option="DIR"), run_dir))
+        for line in (*rescored.lines(), f"kept in {rescored.path}"):
+            typer.echo(line)
 
 
 @app.command(name="clean", epilog=HELP)
