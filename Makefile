@@ -85,6 +85,7 @@ demo-llm: setup
 soak: setup
 	$(BIN)/agentflow simulate --faults --schedule naive --seeds 19000
 	$(BIN)/agentflow simulate --faults --schedule action-drawn --seeds 19000
+	AGENTFLOW_SOAK_KILLS=20 $(PYTEST) -n 2 -m slow tests/resume/test_kill.py
 	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh \
 		sh -c '$(IMAGE) && $(PYTEST) -m docker tests/docker/test_container_soak.py'
 
