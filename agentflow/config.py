@@ -60,8 +60,8 @@ class EngineConfig(Section):
     """What generates tokens."""
 
     url: str | None = Field(default=None, min_length=1)
-    """`http://host:port` of an SGLang server, or `scripted:oracle`, `scripted:noop`,
-    `scripted:noisy:SEED`, `scripted:RUN_DIR`."""
+    """`http://host:port` of an SGLang server, or of several with commas; or `scripted:oracle`,
+    `scripted:noop`, `scripted:noisy:SEED`, `scripted:RUN_DIR`."""
     model: str | None = None
     """Folder with the model's tokenizer and chat template; None takes the bundled ones."""
     api_key_env: str | None = Field(default=None, min_length=1)

@@ -195,7 +195,8 @@ def _sglang(config: EngineConfig, url: str) -> Model:
         SglangEngine,
     )
 
-    if urlsplit(url).scheme not in {"http", "https"}:
+    urls = tuple(url.split(","))
+    if not all(urlsplit(one).scheme in {"http", "https"} for one in urls):
         raise ConfigError(
             f"engine.url: {url!r} must be http://host:port of an SGLang server, or scripted:oracle,"
             " scripted:noop, scripted:noisy:SEED, scripted:RUN_DIR"
@@ -207,7 +208,7 @@ def _sglang(config: EngineConfig, url: str) -> Model:
     )
     return SglangEngine(
         SglangConfig(
-            urls=(url,),
+            urls=urls,
             api_key=_secret(config.api_key_env),
             vocab_size=config.vocab_size,
             ca_file=config.ca_file,

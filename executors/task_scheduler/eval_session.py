@@ -19,6 +19,7 @@ import orjson
 
 from agentflow.config import TasksConfig
 from agentflow.errors import AgentflowError, ConfigError
+from agentflow.observe.events import NullEvents
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.action_level_flow import NoHooks
@@ -27,6 +28,7 @@ from executors.failures import first_failure
 from executors.files import OutputError, write_atomic
 from executors.logs import logging_to
 from executors.run_dir import RunDir, RunStatus
+from executors.sample_rows import ended_facts
 from executors.session import RolloutFailed
 from executors.summary import Summary
 from executors.task_scheduler.cluster_layout import _build_placement_pool, pool_of
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow
+    from agentflow.protocols import AgentFlow, EventSink
     from executors.session import Watcher
     from executors.task_scheduler.agents import BaseAgent
     from executors.task_scheduler.eval_config import EvalConfig
@@ -78,6 +80,7 @@ class EvalSession:
         self._runner = AsyncioRunner(seed=config.run.seed)
         self.dir = RunDir(Path(str(config.run.out)), runner=self._runner)
         self.summary = Summary(planned=0)
+        self._events: EventSink = NullEvents()
         self.metrics: dict[str, float] = {}
         """`eval/{name}/…`, once it is done."""
 
@@ -178,6 +181,8 @@ class EvalSession:
         began = self._runner.now()
         if self._watcher is not None:
             self._watcher.started(self.summary.planned)
+        self._events = events
+        events.emit("run_started", planned=self.summary.planned)
         status, error = RunStatus.FAILED, None
         try:
             self.metrics = (await scheduler.execute_eval()).metrics
@@ -192,6 +197,7 @@ class EvalSession:
             error = str(failure)
             logger.info("the evaluation failed", exc_info=True)
         finally:
+            events.emit("run_ended", status=status)
             events.close()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)
             error = error or self._objection()
@@ -226,6 +232,7 @@ class EvalSession:
         for sample in task.samples:
             self.dir.save_sample(sample, dataset=sample.metadata[EVAL_DATASET])
             self.summary.add(sample)
+            self._events.emit("ended", sample.episode, **ended_facts(sample))
             if self._watcher is not None:
                 self._watcher.ended(sample)
 
