@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from agentflow.config_loading import Sources, check_as
 from agentflow.registry import import_any
 from executors.cli.app import app
+from executors.run_look import RunLook
 from executors.task_scheduler.eval_config import EvalConfig
 from executors.task_scheduler.eval_session import EvalSession
 
@@ -211,6 +212,8 @@ async def test_without_a_layout_concurrency_bounds_all_samples(tmp_path: Path) -
         step = {"env_starting": 1, "env_stopped": -1}.get(json.loads(line)["kind"], 0)
         live.append(live[-1] + step)
     assert (max(live), live[-1]) == (2, 0)
+    look = RunLook(run)
+    assert (look.standing, look.state.open, look.state.ended.total()) == ("done", 0, 12)
     predictions = sorted((run / "preds").iterdir())  # a local folder
     names = ["A.0.json", "A.1.json", "B.1.0.json", "B.1.1.json"]
     assert [path.name for path in predictions] == names
