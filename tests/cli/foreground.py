@@ -1,6 +1,7 @@
 """Runs the plugged-in parts in the foreground, as the command does; argv: out, JSON of sections."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from executors.session import Rollout
 
 
 def main() -> int:
-    """Run, and return the exit code."""
+    """Run, and return the exit code; hear SIGHUP, also where the tests themselves run by `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with told_in_one_line(debug=False):
             config = parts.make_config(Path(sys.argv[1]), **json.loads(sys.argv[2]))
