@@ -14,7 +14,7 @@ from executors.session import Rollout
 
 
 def main() -> int:
-    """Run, and return the exit code; hear SIGHUP, also where the tests themselves run by `nohup`."""
+    """Run, and return the exit code; hear SIGHUP also where `nohup` runs the tests."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         with told_in_one_line(debug=False):
