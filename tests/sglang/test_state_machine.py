@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,7 +14,12 @@ from support import MODEL, VOCAB, Sink
 
 from agentflow.engine.fake_sglang import FakeOptions, FakeSglang
 from agentflow.engine.sglang import PauseMode, SglangConfig, SglangEngine
-from agentflow.errors import EngineDied, EngineUnreachable, GenerationAborted
+from agentflow.errors import (
+    EngineAdminFailed,
+    EngineDied,
+    EngineUnreachable,
+    GenerationAborted,
+)
 from agentflow.types import GenerationRequest, GenerationResult, SamplingParams
 
 SETTLE = 40
@@ -100,11 +106,24 @@ class EngineMachine(RuleBasedStateMachine):
         self.runner.run(self._cancel(turn))
 
     @precondition(lambda self: not self.paused)
-    @rule(mode=st.sampled_from([PauseMode.ABORT, PauseMode.IN_PLACE, PauseMode.RETRACT]))
+    @rule(mode=st.sampled_from(PauseMode))
     def pause(self, mode: PauseMode) -> None:
-        """Pause."""
-        self.runner.run(self.engine.pause(mode))
+        """Pause; draining, once everything in flight has ended."""
+        self.runner.run(self._pause(mode))
         self.paused = True
+
+    @precondition(lambda self: not self.paused)
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
+        count=st.integers(0, 12),
+        resume=st.booleans(),
+    )
+    def drain(self, prompt: list[int], count: int, *, resume: bool) -> None:
+        """Begin to drain, begin a turn meanwhile, and drain on or think better of it."""
+        turn = Turn(number=len(self.turns), prompt=prompt, budget=8)
+        self.turns.append(turn)
+        self.runner.run(self._drain(turn, count, resume=resume))
+        self.paused = not resume
 
     @precondition(lambda self: self.paused)
     @rule()
@@ -175,6 +194,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     async def _stop(self) -> None:
         await self.server.die()
+        if self.paused:
+            with pytest.raises(EngineAdminFailed):
+                await self.engine.resume()  # whoever paused does so, and what waited goes on
         await asyncio.gather(*(t.task for t in self.turns if t.task is not None))
         await self.engine.close()
 
@@ -211,6 +233,32 @@ class EngineMachine(RuleBasedStateMachine):
         if settle:
             await self._settle()
 
+    async def _pause(self, mode: PauseMode) -> None:
+        pausing = asyncio.get_running_loop().create_task(self.engine.pause(mode))
+        async with asyncio.timeout(30):
+            while not pausing.done():
+                await self._decode(1)
+        pausing.result()
+
+    async def _drain(self, late: Turn, count: int, *, resume: bool) -> None:
+        pausing = asyncio.get_running_loop().create_task(self.engine.pause(PauseMode.DRAIN))
+        await asyncio.sleep(0)
+        await self._fly(late)
+        assert late.flying
+        await self._decode(count)
+        if resume:
+            pausing.cancel()
+            await asyncio.wait([pausing])
+            await self.engine.resume()
+            return
+        async with asyncio.timeout(30):
+            while not pausing.done():
+                await self._decode(1)
+        pausing.result()
+        assert late.flying
+        assert not late.sink.ids
+        assert self.server.scheduler.running == []
+
     async def _cancel(self, turn: Turn) -> None:
         assert turn.task is not None
         turn.task.cancel()
@@ -222,6 +270,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     async def _finish(self) -> None:
         await self.engine.resume()
+        self.paused = False
         async with asyncio.timeout(30):
             while any(t.flying for t in self.turns):
                 await self._decode(4)
