@@ -101,15 +101,16 @@ class Call:
         block = self._events.feed(data)
         if not block:
             return
-        self._heard_at = self._clock.now()
-        waiting = not self.tokens.seen
+        seen = self.tokens.seen
         try:
             self.tokens.take(block)
             self._look_for_end()
         except AgentflowError as error:
             self.fail(error)
-        if waiting and self.tokens.seen and not self._end.done():
-            self._watch(self._limit())
+        if self.tokens.seen > seen:  # a proxy's keep-alive comments are no sign of life
+            self._heard_at = self._clock.now()
+            if not seen and not self._end.done():
+                self._watch(self._limit())
 
     def on_end(self) -> None:
         """Take the end of the body."""

@@ -6,7 +6,7 @@ JSON parser spends most of its time on making objects of the twenty fields that 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ class LogProb(msgspec.Struct, array_like=True, gc=False):
     """`[logprob, id, text]`; the text is left out."""
 
     logprob: float
-    id: int
+    id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class VersionRange(msgspec.Struct, gc=False):
