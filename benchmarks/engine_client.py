@@ -21,13 +21,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from agentflow.engine.token_record import TokenRecord
 from benchmarks.engine_rivals import CLIENTS, Ours
 from benchmarks.engine_server import VOCAB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.engine_rivals import Client
+
 
 PROMPT = 32_768
 EVENTS = 200
@@ -146,29 +148,48 @@ async def _lag_of(seconds: float) -> list[float]:
     return lags
 
 
+class Meter:
+    """Counts what all records received."""
+
+    tokens = 0
+
+
+class MeteredRecord(TokenRecord):
+    """A record whose tokens are counted as they come."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self._meter = meter
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Take tokens."""
+        super().append(ids, logprobs, version)
+        self._meter.tokens += len(ids)
+
+
 async def _busy_lag(url: str) -> tuple[list[float], float]:
     client = Ours(url)
     ids = np.random.default_rng(0).integers(0, VOCAB, PROMPT).tolist()
-    tokens = 0
+    meter = Meter()
 
     async def one(number: int) -> None:
-        nonlocal tokens
-        tokens += await client.generate(number, ids)
+        await client.generate_into(MeteredRecord(meter), number, ids)
 
     async with asyncio.TaskGroup() as group:
         tasks = []
         for number in range(OPEN_STREAMS):
             tasks.append(group.create_task(one(number)))
             await asyncio.sleep(0.002)
-        measuring = group.create_task(_lag_of(LAG_S))
+        measuring, before = group.create_task(_lag_of(LAG_S)), meter.tokens
         for number in range(round(LAG_S * STARTS_PER_S)):
             tasks.append(group.create_task(one(OPEN_STREAMS + number)))
             await asyncio.sleep(1 / STARTS_PER_S)
         lag = await measuring
+        tokens_per_s = (meter.tokens - before) / LAG_S
         for task in tasks:
             task.cancel()
     await client.close()
-    return lag, TOKENS_PER_S
+    return lag, tokens_per_s
 
 
 # --- around it --------------------------------------------------------------------------------

@@ -49,7 +49,10 @@ class Ours:
 
     async def generate(self, number: int, ids: list[int]) -> int:
         """Send a buffer, as an episode's record is one."""
-        record = TokenRecord()
+        return await self.generate_into(TokenRecord(), number, ids)
+
+    async def generate_into(self, record: TokenRecord, number: int, ids: list[int]) -> int:
+        """Run one generation into `record`."""
         await self._engine.generate(_request(number, ids), record)
         return len(record)
 
