@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentflow.errors import AgentflowError, EpisodeError
+from agentflow.errors import AgentflowError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from agentflow.errors import EpisodeError
 
 T = TypeVar("T")
 
@@ -17,19 +18,23 @@ SHIELDED = "shielded"
 """Name of the tasks that do such work; only `shielded` holds them."""
 
 
-@contextmanager
-def boundary(error: type[EpisodeError]) -> Iterator[None]:
+class boundary:  # noqa: N801  # reads as the statement that it is
     """Name what escapes from a plug-in or the outside world; agentflow's own errors pass.
 
     This is the only place that catches `Exception`: whatever a part outside our control raises
     ends its episode as `error`, with the original as its cause.
     """
-    try:
-        yield
-    except AgentflowError:
-        raise
-    except Exception as exc:
-        raise error(f"{type(exc).__name__}: {exc}") from exc
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: type[EpisodeError]) -> None:
+        self._error = error
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _tb: object) -> None:
+        if isinstance(exc, Exception) and not isinstance(exc, AgentflowError):
+            raise self._error(f"{type(exc).__name__}: {exc}") from exc
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
-    from agentflow.swe.action_level_flow import Scheduling
     from agentflow.swe.sample import SWESample
+    from agentflow.swe.scheduling_hooks import Scheduling
 
 BUILTIN_FLOW: dict[str, str] = {
     "swe": ".swe:agentflow",

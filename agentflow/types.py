@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,11 @@ Message = dict[str, Any]
 """A chat message in mini-swe-agent's shape: `role`, `content`, optional `extra`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class EpisodeId:
-    """Who an episode is, for its whole life, across aborts, workers and restarts."""
+class EpisodeId(NamedTuple):
+    """Who an episode is, for its whole life, across aborts, workers and restarts.
+
+    A tuple, because every book of the system is kept by it: its hash must cost nothing.
+    """
 
     uid: str
     """The prompt's stable id; all replicas of one GRPO group share it."""
@@ -305,8 +307,10 @@ class EpisodeFacts:
     """The whole conversation."""
 
 
-def _no_tokens(dtype: type[np.generic]) -> NDArray[Any]:
-    return np.empty(0, dtype=dtype)
+_NO_INT32: Final[NDArray[np.int32]] = np.empty(0, np.int32)
+_NO_INT8: Final[NDArray[np.int8]] = np.empty(0, np.int8)
+_NO_FLOAT32: Final[NDArray[np.float32]] = np.empty(0, np.float32)
+"""What a sample has before it has anything; shared by all of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -327,16 +331,16 @@ class RolloutSample:
     """How its turns are sampled; None takes the engine's default."""
     raw_prompt: list[Message] = field(default_factory=list)
     """Messages of the first prompt, kept for a fallback sample."""
-    raw_prompt_ids: NDArray[np.int32] = field(default_factory=lambda: _no_tokens(np.int32))
-    prompts: NDArray[np.int32] = field(default_factory=lambda: _no_tokens(np.int32))
+    raw_prompt_ids: NDArray[np.int32] = field(default_factory=lambda: _NO_INT32)
+    prompts: NDArray[np.int32] = field(default_factory=lambda: _NO_INT32)
     """Shape (p,): the ids actually sent for the first generation."""
-    responses: NDArray[np.int32] = field(default_factory=lambda: _no_tokens(np.int32))
+    responses: NDArray[np.int32] = field(default_factory=lambda: _NO_INT32)
     """Shape (r,): everything after `prompts`, generated and observed."""
-    response_mask: NDArray[np.int8] = field(default_factory=lambda: _no_tokens(np.int8))
+    response_mask: NDArray[np.int8] = field(default_factory=lambda: _NO_INT8)
     """Shape (r,): 1 where the engine generated the token."""
-    rollout_log_prob: NDArray[np.float32] = field(default_factory=lambda: _no_tokens(np.float32))
+    rollout_log_prob: NDArray[np.float32] = field(default_factory=lambda: _NO_FLOAT32)
     """Shape (r,): nats; 0.0 where the mask is 0."""
-    weight_versions: NDArray[np.int32] = field(default_factory=lambda: _no_tokens(np.int32))
+    weight_versions: NDArray[np.int32] = field(default_factory=lambda: _NO_INT32)
     """Shape (r,): version that generated the token; -1 where the mask is 0."""
     rewards: float = 0.0
     remove_sample: bool = False

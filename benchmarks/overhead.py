@@ -25,8 +25,9 @@ from rich.table import Table
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.runner import AsyncioRunner
 from agentflow.scheduling import Limits
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.agent.action_level import ActionLevelMiniSWEAgentBuilder
+from agentflow.swe.scheduling_hooks import Scheduling
 from agentflow.types import EpisodeId, RolloutSample
 from benchmarks.overhead_parts import (
     InstantAgents,
@@ -224,7 +225,7 @@ async def _idle_kb() -> float:
         await _settled(world, IDLE)
         used = _traced() - before
         tracemalloc.stop()
-        content = sum(_content_bytes(s.sample) for s in world.flow._submitted.values())  # noqa: SLF001  # what is live
+        content = sum(_content_bytes(s.sample) for s in world.flow._episodes.values())  # noqa: SLF001  # what is live
         task.cancel()
         await asyncio.wait([task])
         await world.flow.close()

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
-    from agentflow.swe.action_level_flow import SchedulingHooks
     from agentflow.swe.sample import SWESample
+    from agentflow.swe.scheduling_hooks import SchedulingHooks
     from executors.coordinator import DataCoordinator
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from executors.journal import Journal
     from executors.ledger import LedgerCounts
     from executors.observers import BookObserver
+    from executors.wakeups import Waiter
     from priority.snapshot import PrioritySnapshot
 
 LOCAL = "local"
@@ -187,8 +188,8 @@ class DataCoordinator:
         Waits while others may still come back; None when all have ended. Raises WorkerGivenUp, and
         what `fail` was told.
         """
+        waiter: Waiter | None = None
         while True:
-            waiter = self._changed.waiter()
             with self._lock:
                 self._hear(worker)
                 if worker in self._given_up:
@@ -197,7 +198,9 @@ class DataCoordinator:
                 sample = self._books.next(worker, self._runner.now())
                 if sample is not None or self._all_ended():
                     return sample
-            await waiter.wait()
+            if waiter is not None:
+                await waiter.wait()
+            waiter = self._changed.waiter()  # and look again: a change from now on wakes it
 
     async def put_data(self, sample: RolloutSample, worker: str = LOCAL) -> bool:
         """Take back a sample that has ended; False: it came too late, or is tried again.

@@ -14,7 +14,8 @@ from agentflow.errors import ConfigError
 from agentflow.naive_flow import NaiveFlow
 from agentflow.scheduling import Limits
 from agentflow.sim.player import tokens_to_come
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, NoHooks, Scheduling
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
+from agentflow.swe.scheduling_hooks import NoHooks, Scheduling
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.naive import NaiveExecutor
 from executors.source import WorkerSource

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentflow.errors import AgentflowError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId, Message
@@ -51,11 +51,16 @@ class CoordinatorHooks:
         """Pass it on."""
         self._coordinator.replica_inflight(episode, self._worker)
 
-    async def predict(self, sample: SWESample, *, gen_turn_seq: int) -> float | None:
+    def predict(
+        self, sample: SWESample, *, gen_turn_seq: int
+    ) -> Coroutine[Any, Any, float | None] | None:
         """Predict and report; None without a predictor, or when it fails."""
         predictor = self._connected()
-        if predictor is None:
-            return None
+        return self._predict(predictor, sample, gen_turn_seq) if predictor is not None else None
+
+    async def _predict(
+        self, predictor: Predictor, sample: SWESample, gen_turn_seq: int
+    ) -> float | None:
         try:
             tokens = await predictor.predict(sample.messages)
         except PredictionFailed as error:

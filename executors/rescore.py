@@ -17,7 +17,7 @@ import orjson
 
 from agentflow.observe.events import NullEvents
 from agentflow.runner import AsyncioRunner
-from agentflow.swe.action_level_flow import NoHooks
+from agentflow.swe.scheduling_hooks import NoHooks
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample, SWERolloutResult
 from executors.assembly import load_flow
 from executors.files import write_atomic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentflow.policies import build_policy
 from agentflow.scheduling import Limits
-from agentflow.swe.action_level_flow import Scheduling, SchedulingHooks
+from agentflow.swe.scheduling_hooks import Scheduling, SchedulingHooks
 from executors.agentic import MAX_ASYNC_FACTOR, AgenticSettings
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ class JsonlEvents:
     def __init__(self, path: Path, runner: Runner) -> None:
         """Nothing is opened before the first flush."""
         self._path = path
-        self._runner = runner
+        self._now, self._wall_time = runner.now, runner.wall_time
         self._lock = threading.Lock()
         self._buffer = bytearray()
         self._file: BinaryIO | None = None
@@ -49,16 +49,10 @@ class JsonlEvents:
 
     def emit(self, kind: str, episode: EpisodeId | None = None, /, **facts: Any) -> None:
         """Buffer one event."""
-        record: dict[str, Any] = {
-            "t": self._runner.now(),
-            "wall": self._runner.wall_time(),
-            "kind": kind,
-        }
+        record: dict[str, Any] = {"t": self._now(), "wall": self._wall_time(), "kind": kind}
         if episode is not None:
-            record["uid"] = episode.uid
-            record["replica_index"] = episode.replica_index
-        record.update(facts)
-        line = orjson.dumps(record, default=str, option=orjson.OPT_APPEND_NEWLINE)
+            record["uid"], record["replica_index"] = episode
+        line = orjson.dumps(record | facts, str, orjson.OPT_APPEND_NEWLINE)
         with self._lock:
             if self._closed or self.failure is not None:
                 return

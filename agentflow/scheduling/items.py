@@ -1,12 +1,13 @@
-"""WorkItem: one episode's place and history in the scheduler; and the commands it is sent with."""
+"""WorkItem: one episode's place and history in the scheduler."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agentflow.scheduling.stages import Stage
+from priority.policies import Standing
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId
@@ -21,12 +22,10 @@ class AbortReason(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class WorkItem:
-    """One episode in the scheduler. Only the scheduler changes it."""
+class WorkItem(Standing):
+    """One episode in the scheduler, as policies see it and more. Only the scheduler changes it."""
 
     episode: EpisodeId
-    order: int
-    """Arrival number; lower came earlier."""
     stage: Stage = Stage.NEW
     high: bool = False
     """Gets slots first and may preempt a low generation."""
@@ -39,27 +38,8 @@ class WorkItem:
     """Generations dispatched; tags predictions, so that stale ones are recognised."""
     preemptions: int = 0
     aborting: AbortReason | None = None
-    """Set from the abort's command to the end of that generation."""
-    slot_for: WorkItem | None = None
-    """The waiting item that this one's slot is promised to."""
-    slot_from: WorkItem | None = None
-    """The generation that is being aborted for this item."""
-    predicted: float | None = field(default=None)
-    """Predicted tokens still to generate."""
-
-
-class CommandKind(StrEnum):
-    """What the worker is to do."""
-
-    START = "start"
-    GENERATE = "generate"
-    ABORT = "abort"
-    ACT = "act"
-    JUDGE = "judge"
-
-
-class Command(NamedTuple):
-    """One order; its end must be told by an event."""
-
-    kind: CommandKind
-    item: WorkItem
+    """Set from the abort to the end of that generation."""
+    partner: WorkItem | None = None
+    """Of an item that waits for a slot: the generation being aborted for it; and the reverse."""
+    told: float | None = None
+    """Tokens still to generate, as predicted after its last generation that was."""

@@ -1,39 +1,26 @@
 """ActionScheduler: every episode's next action, decided without I/O.
 
 Owns the place of every item: a queue for each waiting stage, an in-flight set for each stage that
-holds a resource. `advance` tells it what happened, `commands` says what may start now; `now` is an
-argument. Invariants (asserted by `check`): an item is in exactly one place; no limit is exceeded;
-a promised slot goes to the item it was promised to; preemptions are bounded; equals never preempt.
+holds a resource. `advance` tells it what happened; `generate`, `preempt` and `interact` say whose
+action begins, or is aborted, now. `now` is an argument. Invariants (asserted by `check`): an item
+is in exactly one place, that of its stage; no limit is exceeded; a promised slot goes to the item
+it was promised to; preemptions are bounded; equals never preempt.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentflow.scheduling.items import AbortReason, Command, CommandKind, WorkItem
-from agentflow.scheduling.queues import RankQueue
-from agentflow.scheduling.stages import (
-    FOR_GENERATION,
-    IN_FLIGHT,
-    LIVE_IN_FLIGHT,
-    LIVE_WAITING,
-    OUT,
-    RESUME,
-    WAITING,
-    Event,
-    Stage,
-    target,
-)
+from agentflow.scheduling import stages as at
+from agentflow.scheduling.items import AbortReason, WorkItem
+from agentflow.scheduling.stages import FOR_GENERATION, IN_FLIGHT, LIVE, WAITING, Event
 from priority.ordered_set import OrderedSet
-from priority.policies import Standing
+from priority.rank_queue import RankQueue
 from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
-
     from agentflow.types import EpisodeId
     from priority.policies import Policy
 
@@ -68,27 +55,23 @@ class ActionScheduler:
         self._policy = policy
         self._order = itertools.count()
         tickets = itertools.count(1)
-        self._ages = ages = limits.age_s < _NEVER
         self._queues = {
-            stage: RankQueue(tickets, ages=ages and stage in FOR_GENERATION) for stage in WAITING
+            stage: RankQueue[WorkItem](
+                tickets, ages=limits.age_s < _NEVER and stage in FOR_GENERATION
+            )
+            for stage in WAITING
         }
-        self._inflight = {stage: OrderedSet[WorkItem]() for stage in IN_FLIGHT}
+        inflight = {stage: OrderedSet[WorkItem]() for stage in IN_FLIGHT}
+        self._places = self._queues | inflight
+        self._generating = inflight[at.GENERATING]
         self._victims = OrderedSet[WorkItem]()
         """Generations that may be preempted; the newest loses the least."""
-        self._promised = OrderedSet[WorkItem]()
-        """Waiting items for which a generation is being aborted; in no queue meanwhile."""
-        self._for_generation = [self._queues[stage] for stage in FOR_GENERATION]
-        self._live_places: list[Sized] = [
-            *(self._queues[stage] for stage in LIVE_WAITING),
-            *(self._inflight[stage] for stage in LIVE_IN_FLIGHT),
-            self._promised,
-        ]
-        self._entitled = deque[WorkItem]()
-        """Of these, the ones whose slot has come free."""
         self.snapshot = PrioritySnapshot()
         """What is known from elsewhere; an item is ranked by it when it enters a queue."""
         self.detached = 0
         """Environments of interrupted episodes that will come back; they count as admitted."""
+        self.live = 0
+        """Episodes between their first generation and their last command."""
         self.paused = False
         """While True no generation is dispatched or preempted; everything else goes on."""
 
@@ -99,7 +82,7 @@ class ActionScheduler:
 
         It must not wait for a start: starts may be waiting for the environment that it holds.
         """
-        stage = Stage.PENDING if resumes else Stage.NEW
+        stage = at.PENDING if resumes else at.NEW
         item = WorkItem(episode=episode, order=next(self._order), stage=stage, queued_at=now)
         self.reclassify(item)
         self._queues[stage].add(item, first=resumes)
@@ -107,7 +90,7 @@ class ActionScheduler:
 
     def advance(self, item: WorkItem, event: Event, now: float) -> None:
         """Move `item` by `event`. Raises IllegalTransition and changes nothing."""
-        stage = target(item.stage, event)
+        stage = item.stage.after(event)
         if stage in FOR_GENERATION:
             self.reclassify(item)
         self._leave(item)
@@ -116,51 +99,72 @@ class ActionScheduler:
 
     def predict(self, item: WorkItem, tokens: float, *, generation: int) -> None:
         """Take a prediction of what is left; one made for an earlier generation is discarded."""
-        if generation != item.generations or item.stage in OUT:
-            return
-        item.predicted = tokens
-        if item.stage in FOR_GENERATION and item not in self._promised:
-            self.reclassify(item)
-            self._leave(item)
-            self._enter(item)
+        if generation == item.generations:
+            item.told = tokens
+            if item.stage in FOR_GENERATION:
+                self.reclassify(item)
+                self._leave(item)
+                self._enter(item)
 
-    def interrupt_all(self) -> list[Command]:
-        """Abort every generation in flight, for a weight sync; it outranks a preemption."""
-        generating = self._inflight[Stage.GENERATING]
-        todo = [Command(CommandKind.ABORT, item) for item in generating if item.aborting is None]
-        for item in generating:
+    def interrupt_all(self) -> list[WorkItem]:
+        """Have every generation aborted for a weight sync, which outranks a preemption.
+
+        Returns those whose abort was not under way already.
+        """
+        todo = [item for item in self._generating if item.aborting is None]
+        for item in self._generating:
             item.aborting = AbortReason.WEIGHT_SYNC
             self._victims.discard(item)
         return todo
 
-    # --- what may start -----------------------------------------------------------------------
+    # --- what begins --------------------------------------------------------------------------
 
-    def commands(self, now: float) -> list[Command]:
-        """Everything that may start now, in order; each is thereby under way."""
-        todo = [*self._fill(Stage.REWARD_QUEUED, CommandKind.JUDGE, now)]
-        todo += self._fill(Stage.ENV_QUEUED, CommandKind.ACT, now)
-        todo += self._generate(now)
-        todo += self._preempt()
-        todo += self._fill(Stage.NEW, CommandKind.START, now)
-        return todo
+    def generate(self, now: float) -> list[WorkItem]:
+        """Items whose generation begins now."""
+        begun = list[WorkItem]()
+        while self._has_slot() and (item := self.next(now)) is not None:
+            self.advance(item, Event.DISPATCHED, now)
+            begun.append(item)
+        return begun
+
+    def preempt(self, now: float) -> list[WorkItem]:
+        """Generations to abort now, each for a high item that waits while no slot is free."""
+        victims, waiting = list[WorkItem](), self._queues[at.RESUMING]
+        may = not self.paused and not self._has_slot()
+        while may and (item := waiting.first()) and item.high and (victim := self.victim()):
+            self.advance(item, Event.PREEMPTS, now)
+            self._victims.discard(victim)
+            item.partner, victim.partner = victim, item
+            victim.aborting = AbortReason.PREEMPTION
+            victims.append(victim)
+        return victims
+
+    def interact(self, now: float) -> list[WorkItem]:
+        """Items whose reward, command or start begins now; each stage has its own limit.
+
+        Rewards need environments as well: they go before new starts, or finished episodes starve.
+        """
+        limits, places = self._limits, self._places
+        judged = self._take(at.REWARD_QUEUED, limits.rewards - len(places[at.REWARDING]), now)
+        acting = self._take(at.ENV_QUEUED, limits.commands - len(places[at.ACTING]), now)
+        starting = len(places[at.STARTING])
+        admitted = starting + len(places[at.PENDING]) + self.detached + self.live
+        room = min(limits.starts - starting, limits.admitted - admitted)
+        return judged + acting + self._take(at.NEW, room, now)
 
     def next(self, now: float) -> WorkItem | None:
         """The item that the next generation slot belongs to, or None."""
-        if self._entitled:
-            return self._entitled[0]
-        if (promised := next(iter(self._promised), None)) is not None:
+        if (promised := self._queues[at.PROMISED].first()) is not None:
             return promised
-        queues = self._for_generation
-        if self.live >= self._limits.live:
-            queues = queues[:-1]  # all but PENDING, whose items would join the live ones
-        if self._ages:
-            oldest = [item for q in queues if (item := q.oldest()) and self._aged(item, now)]
-            if oldest:
-                return min(oldest, key=lambda item: (item.queued_at, item.order))
-        for queue in queues:
-            if (item := queue.first()) is not None:
-                return item
-        return None
+        queues = [self._queues[at.RESUMING]]
+        if self.live < self._limits.live:  # or a pending item would join the live ones
+            queues.append(self._queues[at.PENDING])
+        if self._limits.age_s < _NEVER:
+            since = now - self._limits.age_s
+            aged = [item for q in queues if (item := q.oldest()) and item.queued_at <= since]
+            if aged:
+                return min(aged, key=lambda item: (item.queued_at, item.order))
+        return next((item for queue in queues if (item := queue.first())), None)
 
     def victim(self) -> WorkItem | None:
         """The newest low-priority generation that may still be preempted, or None."""
@@ -168,131 +172,77 @@ class ActionScheduler:
 
     def reclassify(self, item: WorkItem) -> None:
         """Give `item` its class and rank by what is known now; before it enters a queue."""
-        episode, snapshot, predicted = item.episode, self.snapshot, item.predicted
-        if predicted is None:
-            predicted = snapshot.predicted.get(episode)
-        left = snapshot.group_left.get(episode.uid)
-        standing = Standing(order=item.order, predicted=predicted, group_left=left)
-        priority = self._policy.classify(standing)
-        item.high, item.rank = priority.high, priority.rank
+        known, episode = self.snapshot, item.episode
+        item.predicted = known.predicted.get(episode) if item.told is None else item.told
+        item.group_left = known.group_left.get(episode.uid)
+        item.high, item.rank = self._policy.classify(item)
 
     @property
     def generating(self) -> int:
         """Generations in flight."""
-        return len(self._inflight[Stage.GENERATING])
+        return len(self._generating)
 
-    @property
-    def live(self) -> int:
-        """Episodes between their first generation and their last command."""
-        return sum(map(len, self._live_places))
-
-    def counts(self) -> dict[Stage, int]:
+    def counts(self) -> dict[at.Stage, int]:
         """How many items are at each stage."""
-        counts = {stage: len(queue) for stage, queue in self._queues.items()}
-        counts |= {stage: len(inflight) for stage, inflight in self._inflight.items()}
-        counts[Stage.HP_RESUME] += len(self._promised)
-        return counts
+        return {stage: len(place) for stage, place in self._places.items()}
 
-    def waiting(self) -> dict[Stage, list[WorkItem]]:
+    def waiting(self) -> dict[at.Stage, list[WorkItem]]:
         """Who waits at each stage, in the order of service; an aged item goes before all of it."""
-        lines = {stage: queue.in_order() for stage, queue in self._queues.items()}
-        lines[Stage.HP_RESUME][:0] = self._promised
-        return lines
+        return {stage: [*queue] for stage, queue in self._queues.items()}
 
-    def _fill(self, stage: Stage, kind: CommandKind, now: float) -> Iterator[Command]:
-        while self._room(kind) > 0 and (item := self._queues[stage].first()) is not None:
+    def _has_slot(self) -> bool:
+        return not self.paused and len(self._generating) < self._limits.generations
+
+    def _take(self, stage: at.Stage, room: int, now: float) -> list[WorkItem]:
+        queue, taken = self._queues[stage], list[WorkItem]()
+        while len(taken) < room and (item := queue.first()) is not None:
             self.advance(item, Event.DISPATCHED, now)
-            yield Command(kind, item)
-
-    def _generate(self, now: float) -> Iterator[Command]:
-        while self._room(CommandKind.GENERATE) > 0 and (item := self.next(now)) is not None:
-            item.generations += 1
-            self.advance(item, Event.DISPATCHED, now)
-            yield Command(CommandKind.GENERATE, item)
-
-    def _preempt(self) -> Iterator[Command]:
-        """Free a slot for each waiting high item; never reached while a slot is free for it."""
-        waiting = self._queues[Stage.HP_RESUME]
-        may = self._policy.preempts and not self.paused
-        while may and (item := waiting.first()) and (victim := self.victim()):
-            waiting.remove(item)
-            self._promised.add(item)
-            self._victims.discard(victim)
-            item.slot_from, victim.slot_for = victim, item
-            victim.aborting = AbortReason.PREEMPTION
-            yield Command(CommandKind.ABORT, victim)
-
-    def _room(self, kind: CommandKind) -> int:
-        limits, inflight = self._limits, self._inflight
-        match kind:
-            case CommandKind.JUDGE:
-                return limits.rewards - len(inflight[Stage.REWARDING])
-            case CommandKind.ACT:
-                return limits.commands - len(inflight[Stage.ACTING])
-            case CommandKind.START:
-                starting = len(inflight[Stage.STARTING])
-                ready = len(self._queues[Stage.PENDING]) + self.detached
-                admitted = starting + ready + self.live
-                return min(limits.starts - starting, limits.admitted - admitted)
-            case CommandKind.GENERATE | CommandKind.ABORT:
-                free = limits.generations - len(inflight[Stage.GENERATING])
-                return 0 if self.paused else free
-
-    def _aged(self, item: WorkItem, now: float) -> bool:
-        return now - item.queued_at >= self._limits.age_s
+            taken.append(item)
+        return taken
 
     # --- places -------------------------------------------------------------------------------
 
     def _leave(self, item: WorkItem) -> None:
-        if item in self._promised:
-            self._promised.discard(item)
-            if item in self._entitled:
-                self._entitled.remove(item)
-        elif item.stage in WAITING:
-            self._queues[item.stage].remove(item)
-        else:
-            self._inflight[item.stage].discard(item)
+        self._places[item.stage].discard(item)
+        self.live -= item.stage in LIVE
+        if item.stage is at.GENERATING:
             self._victims.discard(item)
-        if item.slot_from is not None:
-            item.slot_from.slot_for = None
-            item.slot_from = None
-        if item.slot_for is not None:
-            self._entitled.append(item.slot_for)
-            item.slot_for.slot_from = None
-            item.slot_for = None
+        if (partner := item.partner) is not None:
+            item.partner = partner.partner = None
+            if partner.stage is at.PROMISED:  # its slot is free now: before those that wait
+                self._queues[at.PROMISED].discard(partner)
+                partner.rank = -_NEVER
+                self._queues[at.PROMISED].add(partner)
 
     def _enter(self, item: WorkItem) -> None:
-        if item.stage is RESUME or item.stage is Stage.HP_RESUME:
-            item.preemptions += item.aborting is AbortReason.PREEMPTION
-            item.stage = Stage.HP_RESUME if item.high else Stage.LP_RESUME
-        item.aborting = None
-        if item.stage in WAITING:
-            self._queues[item.stage].add(item)
-        elif item.stage in IN_FLIGHT:
-            self._inflight[item.stage].add(item)
+        stage = item.stage
+        if item.aborting is not None:
+            item.preemptions += stage is at.RESUMING and item.aborting is AbortReason.PREEMPTION
+            item.aborting = None
+        if (place := self._places.get(stage)) is not None:
+            place.add(item)
+            self.live += stage in LIVE
+        if stage is at.GENERATING:
+            item.generations += 1
             bounded = item.preemptions < self._limits.preemptions
-            if item.stage is Stage.GENERATING and not item.high and bounded:
+            if self._policy.preempts and bounded and not item.high:
                 self._victims.add(item)
 
     def check(self) -> None:
         """Assert the invariants that hold between any two calls."""
-        limits, inflight = self._limits, self._inflight
-        places: list[tuple[Stage, Iterable[WorkItem]]] = [*self._queues.items(), *inflight.items()]
-        items = [item for _, place in places for item in place]
-        assert len({*items, *self._promised}) == len(items) + len(self._promised)
-        assert all(item.stage is stage for stage, place in places for item in place)
-        assert all(item.stage is Stage.HP_RESUME for item in self._promised)
-        assert len(inflight[Stage.GENERATING]) <= limits.generations
-        assert len(inflight[Stage.ACTING]) <= limits.commands
-        assert len(inflight[Stage.REWARDING]) <= limits.rewards
-        assert len(inflight[Stage.STARTING]) <= limits.starts
-        assert self.live <= limits.live
-        for item in inflight[Stage.GENERATING]:
+        limits, places = self._limits, self._places
+        items = [(stage, item) for stage, place in places.items() for item in place]
+        assert all(item.stage is stage for stage, item in items)
+        assert len({item for _, item in items}) == len(items) == sum(map(len, places.values()))
+        assert self.live == sum(stage in LIVE for stage, _ in items) <= limits.live
+        assert len(places[at.ACTING]) <= limits.commands
+        assert len(places[at.REWARDING]) <= limits.rewards
+        assert len(places[at.STARTING]) <= limits.starts
+        for item in self._generating:
             assert item.preemptions <= limits.preemptions
-            if (cause := item.slot_for) is not None:
-                assert cause in self._promised
-                assert cause.slot_from is item
-                assert cause.high
-                assert not item.high
-        assert all(i.slot_from is not None or i in self._entitled for i in self._promised)
+            if (cause := item.partner) is not None:
+                assert cause.partner is item
+                assert (cause.stage, cause.high, item.high) == (at.PROMISED, True, False)
+        entitled = [i for i in self._queues[at.PROMISED] if i.partner is None]
+        assert len(self._generating) + len(entitled) <= limits.generations
         assert all(v.aborting is None and not v.high for v in self._victims)

@@ -7,35 +7,45 @@ from typing import Final
 
 
 class Stage(StrEnum):
-    """Where an item is; the first six wait in a queue, the next five hold a limited resource."""
+    """Where an item is: six stages that wait in a queue, five that hold a resource, two ends."""
 
     NEW = "new"
     """Waits for an environment."""
     PENDING = "pending"
     """Has an environment, waits for its first generation."""
-    HP_RESUME = "hp_resume"
-    LP_RESUME = "lp_resume"
-    """Waits for its next generation."""
-    ENV_QUEUED = "env_queued"
-    """Waits to run its command."""
     REWARD_QUEUED = "reward_queued"
     """Waits to be judged."""
-    STARTING = "starting"
+    RESUMING = "resuming"
+    """Waits for its next generation, the high ones (hp) before the low ones (lp)."""
+    PROMISED = "promised"
+    """The same, and a generation is being aborted for it: that slot is its own."""
+    ENV_QUEUED = "env_queued"
+    """Waits to run its command."""
     GENERATING = "generating"
     ACTING = "acting"
     FINALIZING = "finalizing"
+    STARTING = "starting"
     REWARDING = "rewarding"
     DONE = "done"
     """Has ended; out of the scheduler."""
     LEFT = "left"
     """Was interrupted by a weight sync; out of the scheduler, comes back as a new item."""
 
+    def after(self, event: Event) -> Stage:
+        """Where `event` moves an item that is here. Raises IllegalTransition."""
+        try:
+            return TRANSITIONS[self, event]
+        except KeyError:
+            raise IllegalTransition(f"event {event} is not allowed at stage {self}") from None
+
 
 class Event(StrEnum):
     """What can happen to an item."""
 
     DISPATCHED = "dispatched"
-    """A command of the scheduler took it out of a queue."""
+    """The scheduler took it out of a queue: its action begins."""
+    PREEMPTS = "preempts"
+    """The scheduler aborts a generation for it."""
     STARTED = "started"
     NEEDS_GENERATION = "needs_generation"
     """The step ended and asks for a generation (also: a preempted one asks to go on)."""
@@ -43,9 +53,8 @@ class Event(StrEnum):
     TERMINATED = "terminated"
     FINALIZED = "finalized"
     """The result is read, the environment is gone; it is to be judged."""
-    FINALIZED_UNJUDGED = "finalized_unjudged"
-    """The same, but there is nothing to judge."""
     REWARDED = "rewarded"
+    """Its reward is known: it was judged, or there was nothing to judge."""
     INTERRUPTED = "interrupted"
     """A weight sync took it out in mid-generation."""
     FAILED = "failed"
@@ -56,44 +65,31 @@ class IllegalTransition(Exception):
     """An event that the table does not allow; nothing was changed."""
 
 
-FOR_GENERATION: Final = (Stage.HP_RESUME, Stage.LP_RESUME, Stage.PENDING)
-"""The queues a generation slot is filled from, in order."""
-LIVE_WAITING: Final = (Stage.HP_RESUME, Stage.LP_RESUME, Stage.ENV_QUEUED)
-LIVE_IN_FLIGHT: Final = (Stage.GENERATING, Stage.ACTING, Stage.FINALIZING)
-"""Together: what counts as a live episode."""
-WAITING: Final = (Stage.NEW, Stage.PENDING, *LIVE_WAITING, Stage.REWARD_QUEUED)
-IN_FLIGHT: Final = (Stage.STARTING, *LIVE_IN_FLIGHT, Stage.REWARDING)
-OUT: Final = (Stage.DONE, Stage.LEFT)
+NEW, PENDING, REWARD_QUEUED, RESUMING, PROMISED, ENV_QUEUED = WAITING = tuple(Stage)[:6]
+GENERATING, ACTING, FINALIZING, STARTING, REWARDING = IN_FLIGHT = tuple(Stage)[6:11]
+DONE, LEFT = OUT = tuple(Stage)[11:]
+"""Under names of their own: as attributes of an enumeration they are slow to look up."""
+LIVE: Final = frozenset({RESUMING, PROMISED, ENV_QUEUED, GENERATING, ACTING, FINALIZING})
+"""Between the first generation and the last command."""
+FOR_GENERATION: Final = frozenset({RESUMING, PENDING})
+"""What free slots are filled from: ranked on entering, and the oldest is known."""
 
-RESUME: Final = Stage.LP_RESUME
-"""Stands in the table for either resume queue; the item's class picks which."""
-
-_MOVES: Final = {
-    (Stage.NEW, Event.DISPATCHED): Stage.STARTING,
-    (Stage.STARTING, Event.STARTED): Stage.PENDING,
-    (Stage.PENDING, Event.DISPATCHED): Stage.GENERATING,
-    (Stage.HP_RESUME, Event.DISPATCHED): Stage.GENERATING,
-    (Stage.LP_RESUME, Event.DISPATCHED): Stage.GENERATING,
-    (Stage.GENERATING, Event.NEEDS_GENERATION): RESUME,
-    (Stage.GENERATING, Event.NEEDS_ENV_STEP): Stage.ENV_QUEUED,
-    (Stage.GENERATING, Event.TERMINATED): Stage.FINALIZING,
-    (Stage.GENERATING, Event.INTERRUPTED): Stage.LEFT,
-    (Stage.ENV_QUEUED, Event.DISPATCHED): Stage.ACTING,
-    (Stage.ACTING, Event.NEEDS_GENERATION): RESUME,
-    (Stage.ACTING, Event.TERMINATED): Stage.FINALIZING,
-    (Stage.FINALIZING, Event.FINALIZED): Stage.REWARD_QUEUED,
-    (Stage.FINALIZING, Event.FINALIZED_UNJUDGED): Stage.DONE,
-    (Stage.REWARD_QUEUED, Event.DISPATCHED): Stage.REWARDING,
-    (Stage.REWARDING, Event.REWARDED): Stage.DONE,
-}
-TRANSITIONS: Final = _MOVES | {
-    (stage, Event.FAILED): Stage.DONE for stage in Stage if stage not in OUT
-}
-
-
-def target(stage: Stage, event: Event) -> Stage:
-    """Where `event` moves an item at `stage`. Raises IllegalTransition."""
-    try:
-        return TRANSITIONS[stage, event]
-    except KeyError:
-        raise IllegalTransition(f"event {event} is not allowed at stage {stage}") from None
+TRANSITIONS: Final = {
+    (NEW, Event.DISPATCHED): STARTING,
+    (STARTING, Event.STARTED): PENDING,
+    (PENDING, Event.DISPATCHED): GENERATING,
+    (RESUMING, Event.DISPATCHED): GENERATING,
+    (RESUMING, Event.PREEMPTS): PROMISED,
+    (PROMISED, Event.DISPATCHED): GENERATING,
+    (GENERATING, Event.NEEDS_GENERATION): RESUMING,
+    (GENERATING, Event.NEEDS_ENV_STEP): ENV_QUEUED,
+    (GENERATING, Event.TERMINATED): FINALIZING,
+    (GENERATING, Event.INTERRUPTED): LEFT,
+    (ENV_QUEUED, Event.DISPATCHED): ACTING,
+    (ACTING, Event.NEEDS_GENERATION): RESUMING,
+    (ACTING, Event.TERMINATED): FINALIZING,
+    (FINALIZING, Event.FINALIZED): REWARD_QUEUED,
+    (FINALIZING, Event.REWARDED): DONE,
+    (REWARD_QUEUED, Event.DISPATCHED): REWARDING,
+    (REWARDING, Event.REWARDED): DONE,
+} | {(stage, Event.FAILED): DONE for stage in (*WAITING, *IN_FLIGHT)}

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
-    from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+    from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
     from agentflow.swe.sample import SWESample
+    from agentflow.swe.scheduling_hooks import Scheduling
 
 BUILTIN_PROVIDERS: dict[str, dict[str, str]] = {
     "agent": {

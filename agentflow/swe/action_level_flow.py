@@ -1,8 +1,7 @@
 """ActionLevelSWEAgentFlow: the episodes of one engine, cut into actions and scheduled one by one.
 
-Owns the running actions of all submitted episodes. What runs next is decided by the pure
-`ActionScheduler`; the two workers only carry its commands out, and every action's end goes back to
-it as an event:
+An episode is one coroutine, `submit_sample`, that waits for its turn, takes it, and tells how it
+ended. Whose turn it is, is decided by the pure `ActionScheduler`; the two workers only give turns:
 
     submit_sample ▶ new ▶ start ▶ pending ▶ generation ▶ env queue ▶ command ▶ hp | lp resume ▶ …
                                                 └▶ finalize ▶ reward queue ▶ judge ▶ done
@@ -15,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from agentflow.aio import shielded
 from agentflow.errors import (
@@ -27,22 +26,13 @@ from agentflow.errors import (
     WorkerCancelled,
 )
 from agentflow.outcomes import save_partial, write_off
-from agentflow.protocols import ActionLevelAgent
-from agentflow.scheduling import (
-    OUT,
-    AbortReason,
-    ActionScheduler,
-    CommandKind,
-    Event,
-    Stage,
-    ranking,
-)
-from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
-from agentflow.types import Cause, PartialRolloutState, StepStatus, SyncMode
-from priority.policies import Fcfs
+from agentflow.scheduling import OUT, AbortReason, ActionScheduler, Event, Stage
+from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation, driven_by_actions
+from agentflow.swe.waiting_lines import ranking
+from agentflow.types import Cause, StepStatus, SyncMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from agentflow.engine.turns import EngineAccess, TurnModel
     from agentflow.protocols import (
@@ -53,60 +43,35 @@ if TYPE_CHECKING:
         Runner,
         RuntimeBuilder,
     )
-    from agentflow.scheduling import Command, Limits, WorkItem
+    from agentflow.scheduling import WorkItem
     from agentflow.swe.sample import SWESample
-    from agentflow.types import EpisodeId, RolloutSample
-    from priority.policies import Policy
+    from agentflow.swe.scheduling_hooks import Scheduling
+    from agentflow.types import PartialRolloutState, RolloutSample
     from priority.snapshot import PrioritySnapshot
 
 
 logger = logging.getLogger(__name__)
 
 
-class SchedulingHooks(Protocol):
-    """What a coordinator wants to hear, and may answer, while episodes run."""
-
-    def replica_inflight(self, episode: EpisodeId) -> None:
-        """Hear that an episode has its environment and waits for its first generation."""
-        ...
-
-    async def predict(self, sample: SWESample, *, gen_turn_seq: int) -> float | None:
-        """Predict the tokens an episode will still generate; None when it cannot be known."""
-        ...
-
-
-class NoHooks:
-    """Nobody listens and nothing is predicted: plain fcfs."""
-
-    def replica_inflight(self, episode: EpisodeId) -> None:
-        """Do nothing."""
-
-    async def predict(self, sample: SWESample, *, gen_turn_seq: int) -> float | None:  # noqa: ARG002
-        """Know nothing."""
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduling:
-    """How a flow schedules."""
-
-    limits: Limits
-    policy: Policy = field(default_factory=Fcfs)
-    hooks: SchedulingHooks = field(default_factory=NoHooks)
-    partial_rollout: bool = True
-    """An episode that a weight sync interrupts goes on with its tokens; False: it starts anew."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Submitted:
+class _Episode:
     """One episode between `submit_sample` and its end."""
 
     item: WorkItem
     sample: SWESample
     dc_sample: RolloutSample
-    done_future: asyncio.Future[None]
-    action: asyncio.Task[None] | None = None
-    """What runs for it now."""
+    task: asyncio.Task[None]
+    """What it lives in."""
+    turn: asyncio.Future[None]
+    """Comes true when the scheduler dispatches it."""
+    bug: BaseException | None = None
+    """Of something that ran beside it; it ends by it."""
+
+    def end_by(self, bug: BaseException) -> None:
+        """Cut it short wherever it is; its caller gets `bug`."""
+        if self.bug is None:
+            self.bug = bug
+            self.task.cancel()
 
 
 class ActionLevelSWEAgentFlow(SWEAgentFlow):
@@ -139,17 +104,23 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._core = ActionScheduler(scheduling.limits, scheduling.policy)
         self._hooks = scheduling.hooks
         self._partial_rollout = scheduling.partial_rollout
-        self._submitted: dict[WorkItem, _Submitted] = {}
-        self._actions: set[asyncio.Task[None]] = set()
+        self._episodes: dict[WorkItem, _Episode] = {}
         self._workers: list[asyncio.Task[None]] = []
+        self._beside: set[asyncio.Task[None]] = set()
+        """Aborts and predictions under way."""
         self._closed = False
         self._broken: BaseException | None = None
         """What ended a worker."""
-        self._env_queue: asyncio.Queue[Command] = asyncio.Queue()
-        self._dispatch_signal = asyncio.Event()
         self._moved = asyncio.Event()
+        """Set by every move, and wakes all who wait in `_until_moved` then."""
         self.progress = 0
         """Counts up whenever an episode moves; readable on any thread."""
+        self._turns: dict[Stage, Callable[[_Episode], Awaitable[None]]] = {
+            Stage.STARTING: self._run_start,
+            Stage.GENERATING: self._run_generation,
+            Stage.ACTING: self._run_command,
+            Stage.REWARDING: self._run_reward,
+        }
 
     # --- an episode's way in and out ----------------------------------------------------------
 
@@ -167,7 +138,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def _build(self, dc_sample: RolloutSample) -> SWESample:
         sample = super()._build(dc_sample)
-        if not isinstance(sample.m.agent, ActionLevelAgent):
+        if not driven_by_actions(sample.m.agent):
             raise ConfigError(
                 f"agent: {type(sample.m.agent).__name__} cannot be driven by actions; it needs"
                 " generation_step and env_step, as action_level_minisweagent has them"
@@ -183,63 +154,68 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self._runner.on_flow_worker(self._submit_sample_async(sample, dc_sample))
 
     async def _submit_sample_async(self, sample: SWESample, dc_sample: RolloutSample) -> None:
-        self._ensure_scheduler()
+        new_turn = self._ensure_scheduler().create_future
         resumes = sample.episode in self._envs
-        submitted = _Submitted(
-            item=self._core.submit(sample.episode, self._runner.now(), resumes=resumes),
-            sample=sample,
-            dc_sample=dc_sample,
-            done_future=asyncio.get_running_loop().create_future(),
+        item = self._core.submit(sample.episode, self._runner.now(), resumes=resumes)
+        task = asyncio.current_task()
+        assert task is not None
+        episode = _Episode(
+            item=item, sample=sample, dc_sample=dc_sample, task=task, turn=new_turn()
         )
-        self._submitted[submitted.item] = submitted
-        if resumes:
-            self._core.detached -= 1
-            self._fire_replica_inflight(submitted)
-        self._dispatch_signal.set()
-        told = False
+        self._episodes[item] = episode
+        self._moved.set()
         try:
-            await submitted.done_future
-            told = True
-        except RolloutGenerationAborted:
-            told = True
-            raise
+            if resumes:
+                self._core.detached -= 1
+                self._fire_replica_inflight(episode)
+            await self._live(episode, new_turn)
+        except asyncio.CancelledError:
+            if episode.bug is None or task.uncancel():
+                raise
+            raise episode.bug from None
         finally:
-            del self._submitted[submitted.item]
-            if not told:
-                await shielded(self._withdraw(submitted))
+            del self._episodes[item]
+            self._moved.set()
 
-    async def _withdraw(self, submitted: _Submitted) -> None:
-        """Take an episode out whose caller has gone, or that hit a bug.
+    async def _live(self, episode: _Episode, new_turn: Callable[[], asyncio.Future[None]]) -> None:
+        """Take turns until the episode is out."""
+        item = episode.item
+        try:
+            while item.stage not in OUT:
+                await episode.turn
+                episode.turn = new_turn()
+                await self._turns[item.stage](episode)
+        finally:
+            if item.stage not in OUT:  # its caller has gone, or it hit a bug
+                await shielded(self._withdraw(episode))
 
-        It may have ended at the same moment, which its caller will never hear.
-        """
-        future = submitted.done_future
-        if not future.cancelled() and (missed := future.exception()) is not None:
-            logger.info("%s: withdrawn after %r", submitted.sample.episode, missed)
-        if submitted.action is not None and not submitted.action.done():
-            submitted.action.cancel()
-            await asyncio.wait([submitted.action])
-        if submitted.item.stage not in OUT:  # its last action may just have ended it
-            self._advance(submitted.item, Event.FAILED)
-        elif submitted.item.stage is Stage.LEFT:  # saved for a caller that has gone
-            self._core.detached -= self._partial_rollout
-        if submitted.dc_sample.ending is None:
-            write_off(submitted.sample, submitted.dc_sample)
-        await self.on_abort(submitted.sample, WITHDRAWN)
+    async def _withdraw(self, episode: _Episode) -> None:
+        self._advance(episode.item, Event.FAILED)
+        if episode.dc_sample.ending is None:
+            write_off(episode.sample, episode.dc_sample)
+        await self.on_abort(episode.sample, WITHDRAWN)
 
-    def _ensure_scheduler(self) -> None:
+    def _advance(self, item: WorkItem, event: Event) -> None:
+        self._core.advance(item, event, self._runner.now())
+        self.progress += 1
+        self._moved.set()
+
+    # --- the workers --------------------------------------------------------------------------
+
+    def _ensure_scheduler(self) -> asyncio.AbstractEventLoop:
         if self._closed:
             raise RuntimeError("this flow is closed; make a new one")
         if self._broken is not None:
             raise self._broken
+        loop = asyncio.get_running_loop()
         if not self._workers:
-            loop = asyncio.get_running_loop()
             self._workers = [
                 loop.create_task(self._processor_worker(), name="processor"),
                 loop.create_task(self._interaction_worker(), name="interaction"),
             ]
             for worker in self._workers:
                 worker.add_done_callback(self._worker_ended)
+        return loop
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         """Let a bug in scheduling reach everybody who waits; without it they would for ever."""
@@ -248,119 +224,87 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         if self._closed:
             return
         self._broken = bug
-        for submitted in self._submitted.values():
-            if not submitted.done_future.done():
-                submitted.done_future.set_exception(bug)
-
-    # --- the workers --------------------------------------------------------------------------
+        for episode in self._episodes.values():
+            episode.end_by(bug)
 
     async def _processor_worker(self) -> None:
-        """Carry the scheduler's commands out: generations and aborts here, the rest next door."""
+        """Give generation turns, and have generations aborted for those that must not wait."""
         while True:
-            await self._dispatch_signal.wait()
-            self._dispatch_signal.clear()
-            for command in self._core.commands(self._runner.now()):
-                match command.kind:
-                    case CommandKind.GENERATE:
-                        self._run(command.item, self._run_gen_task)
-                    case CommandKind.ABORT:
-                        self._abort(command.item)
-                    case CommandKind.START | CommandKind.ACT | CommandKind.JUDGE:
-                        self._env_queue.put_nowait(command)
-                    case other:
-                        assert_never(other)
+            now = self._runner.now()
+            for item in self._core.generate(now):
+                self._give_turn(item)
+            for item in self._core.preempt(now):
+                self._abort(item)
+            await self._until_moved()
 
     async def _interaction_worker(self) -> None:
-        """Run what needs an environment: starts, commands, rewards."""
-        actions = {
-            CommandKind.START: self._run_start_task,
-            CommandKind.ACT: self._run_env_task,
-            CommandKind.JUDGE: self._run_reward_task,
-        }
+        """Give turns to what needs an environment: starts, commands, rewards."""
         while True:
-            command = await self._env_queue.get()
-            self._run(command.item, actions[command.kind])
+            for item in self._core.interact(self._runner.now()):
+                self._give_turn(item)
+            await self._until_moved()
 
-    def _run(
-        self, item: WorkItem, action: Callable[[_Submitted], Coroutine[None, None, None]]
-    ) -> None:
-        submitted = self._submitted.get(item)
-        if submitted is None or item.stage in OUT:
-            return  # withdrawn between its command and now
-        task = asyncio.get_running_loop().create_task(action(submitted))
-        submitted.action = task
-        self._actions.add(task)
-        task.add_done_callback(partial(self._action_ended, submitted))
+    async def _until_moved(self) -> None:
+        """Wait for the next move. Look before you wait: the first to wake clears the event."""
+        await self._moved.wait()
+        self._moved.clear()
 
-    def _action_ended(self, submitted: _Submitted, task: asyncio.Task[None]) -> None:
-        self._actions.discard(task)
-        future = submitted.done_future
-        if future.done():
-            return
-        if task.cancelled():
-            if task is submitted.action:  # else an abort, or a prediction that comes too late
-                future.cancel()
-        elif (bug := task.exception()) is not None:
-            future.set_exception(bug)
+    def _give_turn(self, item: WorkItem) -> None:
+        turn = self._episodes[item].turn
+        if not turn.done():  # or its caller has just gone, and it is about to be withdrawn
+            turn.set_result(None)
 
-    def _advance(self, item: WorkItem, event: Event) -> None:
-        self._core.advance(item, event, self._runner.now())
-        self.progress += 1
-        self._dispatch_signal.set()
-        if not self._moved.is_set():
-            self._moved.set()
+    # --- turns --------------------------------------------------------------------------------
 
-    # --- actions ------------------------------------------------------------------------------
-
-    async def _run_start_task(self, submitted: _Submitted) -> None:
-        state = await self.run_start_step(submitted.sample)
+    async def _run_start(self, episode: _Episode) -> None:
+        state = await self.run_start_step(episode.sample)
         if state.status is StepStatus.ABORTED:
-            await self.project_to_dc_sample(submitted.sample, submitted.dc_sample)
-            self._end(submitted, Event.FAILED)
+            await self.project_to_dc_sample(episode.sample, episode.dc_sample)
+            self._advance(episode.item, Event.FAILED)
             return
-        self._fire_replica_inflight(submitted)
-        self._advance(submitted.item, Event.STARTED)
+        self._fire_replica_inflight(episode)
+        self._advance(episode.item, Event.STARTED)
 
-    async def _run_gen_task(self, submitted: _Submitted) -> None:
-        item, sample = submitted.item, submitted.sample
+    async def _run_generation(self, episode: _Episode) -> None:
+        item, sample = episode.item, episode.sample
         if item.aborting is None:
             state = await self.run_generation_step(sample, sample.m.rollout.state)
-        else:  # aborted before it began
+        else:
             state = aborted_generation("aborted before it was sent")
-        await self._route_after_step(submitted, state)
+        await self._route_after_step(episode, state)
 
-    async def _run_env_task(self, submitted: _Submitted) -> None:
-        state = submitted.sample.m.rollout.state
+    async def _run_command(self, episode: _Episode) -> None:
+        state = episode.sample.m.rollout.state
         assert state is not None
-        await self._route_after_step(submitted, await self.run_env_step(submitted.sample, state))
+        await self._route_after_step(episode, await self.run_env_step(episode.sample, state))
 
-    async def _run_reward_task(self, submitted: _Submitted) -> None:
-        await self.reward(submitted.sample)
-        await self.project_to_dc_sample(submitted.sample, submitted.dc_sample)
-        self._end(submitted, Event.REWARDED)
+    async def _run_reward(self, episode: _Episode) -> None:
+        await self.reward(episode.sample)
+        await self.project_to_dc_sample(episode.sample, episode.dc_sample)
+        self._advance(episode.item, Event.REWARDED)
 
-    async def _route_after_step(self, submitted: _Submitted, state: PartialRolloutState) -> None:
+    async def _route_after_step(self, episode: _Episode, state: PartialRolloutState) -> None:
         match state.status:
             case StepStatus.NEEDS_ENV_STEP:
-                self._advance(submitted.item, Event.NEEDS_ENV_STEP)
-                await self._predict_and_report(submitted)
+                self._advance(episode.item, Event.NEEDS_ENV_STEP)
+                self._predict(episode)
             case StepStatus.NEEDS_GENERATION:
-                self._advance(submitted.item, Event.NEEDS_GENERATION)
+                self._advance(episode.item, Event.NEEDS_GENERATION)
             case StepStatus.TERMINATED:
-                self._advance(submitted.item, Event.TERMINATED)
-                await self._finalize_async(submitted, state)
+                self._advance(episode.item, Event.TERMINATED)
+                await self._finalize_async(episode, state)
             case StepStatus.ABORTED:
-                await self._route_aborted(submitted, state)
+                await self._route_aborted(episode, state)
             case other:
                 assert_never(other)
 
-    async def _route_aborted(self, submitted: _Submitted, state: PartialRolloutState) -> None:
-        item, sample, dc_sample = submitted.item, submitted.sample, submitted.dc_sample
+    async def _route_aborted(self, episode: _Episode, state: PartialRolloutState) -> None:
+        item, sample, dc_sample = episode.item, episode.sample, episode.dc_sample
         if state.ending is None or state.ending.cause is not Cause.WEIGHT_SYNC:
             self._advance(item, Event.TERMINATED)  # its slot is free while it is cleaned up
             await self.on_abort(sample, state)
             await self.project_to_dc_sample(sample, dc_sample)
-            self._end(submitted, Event.FINALIZED_UNJUDGED)
+            self._advance(item, Event.REWARDED)
         elif item.aborting is AbortReason.PREEMPTION:
             self._events.emit("preempted", sample.episode, preemptions=item.preemptions + 1)
             self._advance(item, Event.NEEDS_GENERATION)
@@ -369,43 +313,53 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._core.detached += self._partial_rollout
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
-            if not submitted.done_future.done():
-                submitted.done_future.set_exception(
-                    RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
-                )
+            raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
 
-    async def _finalize_async(self, submitted: _Submitted, state: PartialRolloutState) -> None:
-        sample = submitted.sample
+    async def _finalize_async(self, episode: _Episode, state: PartialRolloutState) -> None:
+        sample = episode.sample
         await self.finalize(sample, state)
         ending = sample.m.rollout.ending
         if ending is not None and ending.cause is Cause.SUBMITTED:
-            self._advance(submitted.item, Event.FINALIZED)
-        else:
-            await self.reward(sample)  # nothing to judge: it only says so
-            await self.project_to_dc_sample(sample, submitted.dc_sample)
-            self._end(submitted, Event.FINALIZED_UNJUDGED)
-
-    def _end(self, submitted: _Submitted, event: Event) -> None:
-        self._advance(submitted.item, event)
-        if not submitted.done_future.done():  # the caller may have gone in this very step
-            submitted.done_future.set_result(None)
+            self._advance(episode.item, Event.FINALIZED)
+        else:  # nothing to judge: `reward` only says so
+            await self._run_reward(episode)
 
     # --- hooks --------------------------------------------------------------------------------
 
-    def _fire_replica_inflight(self, submitted: _Submitted) -> None:
-        self._hooks.replica_inflight(submitted.sample.episode)
+    def _fire_replica_inflight(self, episode: _Episode) -> None:
+        self._hooks.replica_inflight(episode.sample.episode)
 
-    async def _predict_and_report(self, submitted: _Submitted) -> None:
+    def _predict(self, episode: _Episode) -> None:
+        seq = episode.item.generations
+        prediction = self._hooks.predict(episode.sample, gen_turn_seq=seq)
+        if prediction is not None:
+            self._run_beside(episode, self._predict_and_report(episode.item, prediction, seq))
+
+    async def _predict_and_report(
+        self, item: WorkItem, prediction: Awaitable[float | None], seq: int
+    ) -> None:
         """Predict while the command runs; an answer that comes too late is discarded."""
-        seq = submitted.item.generations
-        tokens = await self._hooks.predict(submitted.sample, gen_turn_seq=seq)
+        tokens = await prediction
         if tokens is not None:
-            self._core.predict(submitted.item, tokens, generation=seq)
-            self._dispatch_signal.set()
+            self._core.predict(item, tokens, generation=seq)
 
     def use_snapshot(self, snapshot: PrioritySnapshot) -> None:
         """Rank what queues from now on by `snapshot`; callable from any thread."""
         self._core.snapshot = snapshot
+
+    def _run_beside(self, episode: _Episode, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(partial(self._ran_beside, episode))
+
+    def _ran_beside(self, episode: _Episode, task: asyncio.Task[None]) -> None:
+        self._beside.discard(task)
+        if task.cancelled() or (bug := task.exception()) is None:
+            return
+        if episode.item in self._episodes:
+            episode.end_by(bug)
+        else:
+            logger.error("%s: a bug beside it, after its end", episode.sample.episode, exc_info=bug)
 
     # --- in view ------------------------------------------------------------------------------
 
@@ -415,7 +369,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def whereabouts(self) -> list[str]:
         """Say of every submitted episode where it is; callable from any thread."""
-        return [f"{s.sample.episode} {s.item.stage}" for s in list(self._submitted.values())]
+        return [f"{e.sample.episode} {e.item.stage}" for e in list(self._episodes.values())]
 
     async def ranking(self) -> dict[str, list[dict[str, Any]]]:
         """Who waits for what, the one that is next first, with what put it there."""
@@ -424,12 +378,9 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
     # --- aborts and weight syncs --------------------------------------------------------------
 
     def _abort(self, item: WorkItem) -> None:
-        submitted = self._submitted.get(item)
-        if submitted is None or submitted.sample.model is None:
-            return
-        task = asyncio.get_running_loop().create_task(self._ask_to_abort(submitted.sample.model))
-        self._actions.add(task)
-        task.add_done_callback(partial(self._action_ended, submitted))
+        episode = self._episodes[item]
+        assert episode.sample.model is not None
+        self._run_beside(episode, self._ask_to_abort(episode.sample.model))
 
     async def _ask_to_abort(self, model: TurnModel) -> None:
         try:
@@ -452,16 +403,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
     async def _pause(self, mode: SyncMode) -> None:
         self._core.paused = True
         if mode is SyncMode.ABORT:
-            for command in self._core.interrupt_all():
-                self._abort(command.item)
+            for item in self._core.interrupt_all():
+                self._abort(item)
         if mode in {SyncMode.ABORT, SyncMode.DRAIN}:
             while self._core.generating:
-                self._moved.clear()
-                await self._moved.wait()
+                await self._until_moved()
 
     async def _resume_dispatch(self) -> None:
         self._core.paused = False
-        self._dispatch_signal.set()
+        self._moved.set()
 
     async def give_up(self, sample: SWESample) -> None:
         """Remove the environment of an interrupted episode that will not go on."""
@@ -477,9 +427,11 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def _close_async(self) -> None:
         self._closed = True
-        for submitted in self._submitted.values():
-            submitted.done_future.cancel()
-        tasks = [*self._workers, *self._actions]
+        for episode in self._episodes.values():
+            episode.task.cancel()
+        while self._episodes:
+            await self._until_moved()
+        tasks = [*self._workers, *self._beside]
         for task in tasks:
             task.cancel()
         if tasks:

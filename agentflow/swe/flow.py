@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentflow.aio import boundary, shielded
 from agentflow.engine.turns import TurnModel
@@ -229,8 +229,7 @@ class SWEAgentFlow:
     async def _start(self, sample: SWESample) -> PartialRolloutState:
         if sample.episode not in self._envs and not _is_judged_next(sample):
             await self._start_env(sample)
-        state = sample.m.rollout.state
-        return state or PartialRolloutState(status=StepStatus.NEEDS_GENERATION)
+        return sample.m.rollout.state or _NEEDS_GENERATION
 
     async def _generate(self, sample: SWESample) -> PartialRolloutState:
         state = sample.m.rollout.state
@@ -248,7 +247,7 @@ class SWEAgentFlow:
             self._keeper.generating(sample)
         self._events.emit("generation_started", sample.episode, attempt=sample.attempt)
         try:
-            if _driven_by_actions(type(agent)):
+            if driven_by_actions(agent):
                 status, command = await cast("ActionLevelAgent", agent).generation_step()
             else:
                 sample.m.rollout.result = await agent.run_episode(env)
@@ -277,8 +276,9 @@ class SWEAgentFlow:
     def _after(
         self, sample: SWESample, status: StepStatus, command: str | None
     ) -> PartialRolloutState:
-        ended = status is StepStatus.TERMINATED
-        ending = self._ending(sample) if ended else None
+        if status is StepStatus.NEEDS_GENERATION:
+            return _NEEDS_GENERATION
+        ending = self._ending(sample) if status is StepStatus.TERMINATED else None
         return PartialRolloutState(status=status, pending_action=command, ending=ending)
 
     def _ending(self, sample: SWESample) -> Ending:
@@ -315,7 +315,7 @@ class SWEAgentFlow:
         keeper, builder, agent = self._keeper, self.env, sample.m.agent
         if keeper is None or agent is None or not isinstance(builder, Leasing):
             return
-        if _driven_by_actions(type(agent)):
+        if driven_by_actions(agent):
             sample.m.lease = builder.lease(env)
             keeper.keep(sample)
             await keeper.kept()  # first: what no journal knows of must be swept
@@ -438,6 +438,8 @@ def aborted_generation(message: str) -> PartialRolloutState:
 WITHDRAWN = PartialRolloutState(status=StepStatus.ABORTED)
 """How an episode stands that nobody will go on with."""
 
+_NEEDS_GENERATION = PartialRolloutState(status=StepStatus.NEEDS_GENERATION)
+
 _LIMITS = frozenset({Cause.CONTEXT_FULL, Cause.STEP_LIMIT, Cause.COST_LIMIT, Cause.TIME_LIMIT})
 
 _CAUSE_OF = {
@@ -448,10 +450,16 @@ _CAUSE_OF = {
 """For agents that tell only how they left, not why."""
 
 
+def driven_by_actions(agent: object) -> bool:
+    """Whether an agent takes single actions."""
+    kind: Any = type(agent)
+    return _fits(kind, ActionLevelAgent)
+
+
 @functools.cache
-def _driven_by_actions(agent: type) -> bool:
-    """Whether agents of a class take single actions; a protocol check is too slow for every one."""
-    return issubclass(agent, ActionLevelAgent)
+def _fits(kind: Any, protocol: Any) -> bool:
+    """Whether a class fits a protocol; asked once, because that is slow."""
+    return issubclass(kind, protocol)
 
 
 def _is_judged_next(sample: SWESample) -> bool:
@@ -462,9 +470,9 @@ def _is_judged_next(sample: SWESample) -> bool:
 
 
 def _attach(sample: SWESample, env: ContainerEnv) -> None:
-    agent: object = sample.m.agent
-    if isinstance(agent, EnvAware):
-        agent.attach(env)
+    kind: Any = type(sample.m.agent)
+    if _fits(kind, EnvAware):
+        cast("EnvAware", sample.m.agent).attach(env)
 
 
 def _runtime(sample: SWESample) -> Runtime:

@@ -22,7 +22,7 @@ from agentflow.errors import AgentflowError, ConfigError
 from agentflow.observe.events import NullEvents
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.runner import AsyncioRunner
-from agentflow.swe.action_level_flow import NoHooks
+from agentflow.swe.scheduling_hooks import NoHooks
 from executors.assembly import load_flow
 from executors.failures import first_failure
 from executors.files import OutputError, write_atomic

@@ -215,14 +215,15 @@ async def test_a_preemption_and_a_sync_that_hit_one_generation_are_told_apart() 
     limits = Limits(generations=1, live=4, admitted=4, starts=4, commands=4, rewards=4)
     core = ActionScheduler(limits, FcfsPreempt(window=1))
     high, low = (core.submit(EpisodeId(uid=uid), 0.0) for uid in ("high", "low"))
-    core.commands(0.0)
+    core.interact(0.0)
     core.advance(high, Event.STARTED, 0.0)
-    core.commands(0.0)
+    core.generate(0.0)
     core.advance(high, Event.NEEDS_ENV_STEP, 0.0)
+    core.interact(0.0)
     core.advance(low, Event.STARTED, 0.0)
-    core.commands(0.0)
+    core.generate(0.0)
     core.advance(high, Event.NEEDS_GENERATION, 1.0)
-    core.commands(1.0)
+    assert core.preempt(1.0) == [low]
     assert low.aborting is AbortReason.PREEMPTION
     assert core.interrupt_all() == []
     assert low.aborting is AbortReason.WEIGHT_SYNC

@@ -19,8 +19,9 @@ from agentflow.engine.scripted import Continuation, ScriptedEngine, ScriptedSett
 from agentflow.engine.turns import EngineAccess
 from agentflow.errors import EnvDied, EnvStartFailed
 from agentflow.observe.events import ListEvents
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.flow import SWEAgentFlow
+from agentflow.swe.scheduling_hooks import Scheduling
 from agentflow.types import (
     CommandResult,
     EpisodeId,

@@ -25,7 +25,8 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import ListEvents
 from agentflow.scheduling import Limits
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
+from agentflow.swe.scheduling_hooks import Scheduling
 from agentflow.types import (
     Cause,
     FinishReason,

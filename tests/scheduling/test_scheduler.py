@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agentflow.scheduling import (
     AbortReason,
     ActionScheduler,
-    CommandKind,
     Event,
     IllegalTransition,
     Limits,
@@ -16,6 +17,9 @@ from agentflow.scheduling import (
 )
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def scheduler(policy: Policy | None = None, **limits: float) -> ActionScheduler:
@@ -34,21 +38,34 @@ def scheduler(policy: Policy | None = None, **limits: float) -> ActionScheduler:
 def arrive(s: ActionScheduler, n: int) -> list[WorkItem]:
     """Submit `n` episodes and start their environments."""
     items = [s.submit(EpisodeId(uid=str(i)), 0.0) for i in range(n)]
-    s.commands(0.0)
+    s.interact(0.0)
     for item in items:
         s.advance(item, Event.STARTED, 0.0)
     return items
 
 
-def names(s: ActionScheduler, kind: CommandKind, now: float = 0.0) -> list[str]:
-    """Whom the commands of one kind name."""
-    return [c.item.episode.uid for c in s.commands(now) if c.kind is kind]
+def names(items: Iterable[WorkItem]) -> list[str]:
+    """Whose items they are."""
+    return [item.episode.uid for item in items]
+
+
+def aborted(s: ActionScheduler, now: float = 1.0) -> list[str]:
+    """Whose generation is aborted, once free slots are used."""
+    s.generate(now)
+    return names(s.preempt(now))
+
+
+def begin(s: ActionScheduler, now: float = 0.0) -> None:
+    """Let everything begin that may."""
+    s.generate(now)
+    s.preempt(now)
+    s.interact(now)
 
 
 def generation_ended(s: ActionScheduler, item: WorkItem, now: float = 0.0) -> None:
     """End a generation with a command, and run that: the item wants its next generation."""
     s.advance(item, Event.NEEDS_ENV_STEP, now)
-    s.commands(now)
+    begin(s, now)
     s.advance(item, Event.NEEDS_GENERATION, now)
 
 
@@ -56,42 +73,42 @@ def test_slots_are_filled_in_order_of_arrival() -> None:
     """Under fcfs the pending queue is served first come, first served, up to the slots."""
     s = scheduler(generations=2)
     arrive(s, 3)
-    assert names(s, CommandKind.GENERATE) == ["0", "1"]
+    assert names(s.generate(0.0)) == ["0", "1"]
 
 
 def test_a_resumed_item_goes_before_a_pending_one() -> None:
     """An episode that is under way goes before one that has not begun."""
     s = scheduler()
     first, _ = arrive(s, 2)
-    assert names(s, CommandKind.GENERATE) == ["0"]
+    assert names(s.generate(0.0)) == ["0"]
     s.advance(first, Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.GENERATE) == ["0"]
+    assert names(s.generate(0.0)) == ["0"]
 
 
 def test_a_pending_item_that_waited_too_long_goes_first() -> None:
     """Ageing stands above the order of the queues."""
     s = scheduler(age_s=10)
     first, _ = arrive(s, 2)
-    s.commands(0.0)
+    begin(s)
     s.advance(first, Event.NEEDS_GENERATION, 11.0)
-    assert names(s, CommandKind.GENERATE, 11.0) == ["1"]
+    assert names(s.generate(11.0)) == ["1"]
 
 
 def test_a_free_slot_is_used_before_anything_is_preempted() -> None:
     """With a slot free, a high item gets it and nobody is aborted."""
     s = scheduler(FcfsPreempt(window=1), generations=2)
     arrive(s, 2)
-    assert names(s, CommandKind.ABORT) == []
+    assert aborted(s) == []
 
 
 def busy_with_low(**limits: float) -> tuple[ActionScheduler, list[WorkItem]]:
     """Two high items (0, 1) act in their environments while low ones (2, 3) hold both slots."""
     s = scheduler(FcfsPreempt(window=2), generations=2, **limits)
     items = arrive(s, 4)
-    s.commands(0.0)
+    begin(s)
     s.advance(items[0], Event.NEEDS_ENV_STEP, 0.0)
     s.advance(items[1], Event.NEEDS_ENV_STEP, 0.0)
-    s.commands(0.0)
+    begin(s)
     assert [i.stage for i in items[2:]] == [Stage.GENERATING] * 2
     return s, items
 
@@ -100,7 +117,7 @@ def test_the_newest_low_generation_is_the_victim() -> None:
     """What started last loses the least."""
     s, items = busy_with_low()
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.ABORT) == ["3"]
+    assert aborted(s) == ["3"]
 
 
 def test_a_freed_slot_goes_to_the_item_that_it_was_freed_for() -> None:
@@ -108,21 +125,21 @@ def test_a_freed_slot_goes_to_the_item_that_it_was_freed_for() -> None:
     s, items = busy_with_low()
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
     s.advance(items[1], Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.ABORT, 1.0) == ["3", "2"]
+    assert aborted(s, 1.0) == ["3", "2"]
     s.advance(items[2], Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.GENERATE, 1.0) == ["1"]
+    assert names(s.generate(1.0)) == ["1"]
     s.advance(items[3], Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.GENERATE, 1.0) == ["0"]
+    assert names(s.generate(1.0)) == ["0"]
 
 
 def test_a_promise_ends_with_the_item_it_was_made_to() -> None:
     """If the cause fails while its victim is being aborted, the slot is anybody's."""
     s, items = busy_with_low()
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
-    s.commands(1.0)
+    begin(s, 1.0)
     s.advance(items[0], Event.FAILED, 1.0)
     s.advance(items[3], Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.GENERATE, 1.0) == ["3"]
+    assert names(s.generate(1.0)) == ["3"]
     s.check()
 
 
@@ -130,55 +147,54 @@ def test_a_victim_is_preempted_a_bounded_number_of_times() -> None:
     """After its last preemption an item is left alone, and another one is taken."""
     s, items = busy_with_low(preemptions=1)
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
-    s.commands(1.0)
+    begin(s, 1.0)
     s.advance(items[3], Event.NEEDS_GENERATION, 1.0)
-    s.commands(1.0)
+    begin(s, 1.0)
     s.advance(items[0], Event.NEEDS_ENV_STEP, 1.0)
-    s.commands(1.0)
+    begin(s, 1.0)
     assert items[3].stage is Stage.GENERATING
     s.advance(items[1], Event.NEEDS_GENERATION, 1.0)
-    assert names(s, CommandKind.ABORT, 1.0) == ["2"]
+    assert aborted(s, 1.0) == ["2"]
 
 
 def test_high_items_do_not_preempt_each_other() -> None:
     """With only high generations in flight there is no victim."""
     s = scheduler(FcfsPreempt(window=9))
     items = arrive(s, 2)
-    s.commands(0.0)
+    begin(s)
     s.advance(items[0], Event.NEEDS_ENV_STEP, 0.0)
-    s.commands(0.0)
+    begin(s)
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
     assert items[1].stage is Stage.GENERATING
-    assert s.commands(1.0) == []
+    assert aborted(s) == []
 
 
 def test_a_weight_sync_outranks_a_preemption() -> None:
     """One generation hit by both is aborted once, and ends for the sync."""
     s, items = busy_with_low()
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
-    s.commands(1.0)
+    begin(s, 1.0)
     s.paused = True
-    aborted = [c.item.episode.uid for c in s.interrupt_all()]
-    assert aborted == ["2"]
+    assert names(s.interrupt_all()) == ["2"]
     assert items[3].aborting is AbortReason.WEIGHT_SYNC
     s.advance(items[3], Event.INTERRUPTED, 1.0)
-    assert s.commands(1.0) == []
+    assert s.generate(1.0) == []
     s.paused = False
-    assert names(s, CommandKind.GENERATE, 1.0) == ["0"]
+    assert names(s.generate(1.0)) == ["0"]
 
 
 def test_a_pause_holds_generations_only() -> None:
     """Starts, commands and rewards go on during a weight sync."""
     s = scheduler(generations=3)
     items = arrive(s, 3)
-    s.commands(0.0)
+    begin(s)
     s.paused = True
     s.advance(items[0], Event.NEEDS_ENV_STEP, 0.0)
     s.advance(items[1], Event.TERMINATED, 0.0)
     s.advance(items[1], Event.FINALIZED, 0.0)
     s.submit(EpisodeId(uid="new"), 0.0)
-    kinds = [c.kind for c in s.commands(0.0)]
-    assert kinds == [CommandKind.JUDGE, CommandKind.ACT, CommandKind.START]
+    assert s.generate(0.0) == []
+    assert [i.stage for i in s.interact(0.0)] == [Stage.REWARDING, Stage.ACTING, Stage.STARTING]
 
 
 def test_starts_run_ahead_of_live_episodes_only_so_far() -> None:
@@ -186,39 +202,37 @@ def test_starts_run_ahead_of_live_episodes_only_so_far() -> None:
     s = scheduler(generations=9, live=2, admitted=3)
     for i in range(5):
         s.submit(EpisodeId(uid=str(i)), 0.0)
-    starting = [c.item for c in s.commands(0.0)]
+    starting = s.interact(0.0)
     assert len(starting) == 3
     for item in starting:
         s.advance(item, Event.STARTED, 0.0)
-    assert names(s, CommandKind.GENERATE) == ["0", "1"]
+    assert names(s.generate(0.0)) == ["0", "1"]
     s.advance(starting[0], Event.TERMINATED, 0.0)
-    s.advance(starting[0], Event.FINALIZED_UNJUDGED, 0.0)
-    assert [(c.kind, c.item.episode.uid) for c in s.commands(0.0)] == [
-        (CommandKind.GENERATE, "2"),
-        (CommandKind.START, "3"),
-    ]
+    s.advance(starting[0], Event.REWARDED, 0.0)
+    assert names(s.generate(0.0)) == ["2"]
+    assert names(s.interact(0.0)) == ["3"]
 
 
 def test_longest_predicted_goes_first_once_it_is_known() -> None:
     """A prediction that arrives while an item waits moves it in its queue."""
     s = scheduler(LongestPredictedFirst())
     items = arrive(s, 3)
-    s.commands(0.0)
+    begin(s)
     for tokens, item in zip((5.0, 9.0), items[1:], strict=True):
         s.predict(item, tokens, generation=0)
     s.advance(items[0], Event.TERMINATED, 0.0)
-    assert names(s, CommandKind.GENERATE) == ["2"]
+    assert names(s.generate(0.0)) == ["2"]
 
 
 def test_a_stale_prediction_is_discarded() -> None:
     """What was predicted for an earlier generation says nothing about this one."""
     s = scheduler(LongestPredictedFirst())
     (item,) = arrive(s, 1)
-    s.commands(0.0)
+    begin(s)
     s.predict(item, 7.0, generation=0)
-    assert item.predicted is None
+    assert item.told is None
     s.predict(item, 7.0, generation=1)
-    assert item.predicted == 7.0
+    assert item.told == 7.0
 
 
 def test_an_illegal_event_raises_and_changes_nothing() -> None:
@@ -228,7 +242,7 @@ def test_an_illegal_event_raises_and_changes_nothing() -> None:
     with pytest.raises(IllegalTransition, match="rewarded is not allowed at stage pending"):
         s.advance(item, Event.REWARDED, 0.0)
     assert item.stage is Stage.PENDING
-    assert names(s, CommandKind.GENERATE) == ["0"]
+    assert names(s.generate(0.0)) == ["0"]
 
 
 def test_a_resumed_episode_waits_for_no_start_and_goes_before_its_equals() -> None:
@@ -236,10 +250,10 @@ def test_a_resumed_episode_waits_for_no_start_and_goes_before_its_equals() -> No
     s = scheduler(generations=1, starts=1)
     arrive(s, 1)
     s.submit(EpisodeId(uid="new"), 0.0)
-    s.commands(0.0)
+    begin(s)
     resumed = s.submit(EpisodeId(uid="resumed"), 0.0, resumes=True)
     assert resumed.stage is Stage.PENDING
-    assert names(s, CommandKind.GENERATE) == []  # the only slot is taken
+    assert names(s.generate(0.0)) == []  # the only slot is taken
     s.check()
 
 
@@ -247,10 +261,10 @@ def test_resumed_episodes_are_generated_before_those_that_wait_for_their_first_t
     """Partial work first."""
     s = scheduler(generations=1)
     first, *_ = arrive(s, 3)
-    s.commands(0.0)
+    begin(s)
     s.submit(EpisodeId(uid="resumed"), 0.0, resumes=True)
     s.advance(first, Event.NEEDS_ENV_STEP, 0.0)
-    assert names(s, CommandKind.GENERATE) == ["resumed"]
+    assert names(s.generate(0.0)) == ["resumed"]
 
 
 def test_environments_of_interrupted_episodes_count_as_admitted() -> None:
@@ -259,4 +273,4 @@ def test_environments_of_interrupted_episodes_count_as_admitted() -> None:
     s.detached = 2
     for i in range(3):
         s.submit(EpisodeId(uid=str(i)), 0.0)
-    assert names(s, CommandKind.START) == ["0"]
+    assert names(s.interact(0.0)) == ["0"]

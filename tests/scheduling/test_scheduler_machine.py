@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from agentflow.scheduling import (
     AbortReason,
     ActionScheduler,
-    CommandKind,
     Event,
     Limits,
     Stage,
@@ -35,17 +34,17 @@ class Marked:
 
 
 ENDS = {
-    CommandKind.START: [Event.STARTED, Event.FAILED],
-    CommandKind.ACT: [Event.NEEDS_GENERATION, Event.TERMINATED, Event.FAILED],
-    CommandKind.JUDGE: [Event.REWARDED, Event.FAILED],
-    CommandKind.GENERATE: [
+    Stage.STARTING: [Event.STARTED, Event.FAILED],
+    Stage.ACTING: [Event.NEEDS_GENERATION, Event.TERMINATED, Event.FAILED],
+    Stage.FINALIZING: [Event.FINALIZED, Event.REWARDED, Event.FAILED],
+    Stage.REWARDING: [Event.REWARDED, Event.FAILED],
+    Stage.GENERATING: [
         Event.NEEDS_ENV_STEP,
         Event.NEEDS_GENERATION,
         Event.TERMINATED,
         Event.FAILED,
     ],
 }
-FINALS = [Event.FINALIZED, Event.FINALIZED_UNJUDGED, Event.FAILED]
 
 
 class Machine(RuleBasedStateMachine):
@@ -74,7 +73,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 0.0
         self.count = 0
         self.items: list[WorkItem] = []
-        self.running: dict[WorkItem, CommandKind | None] = {}
+        self.running: list[WorkItem] = []
         self.promised: dict[WorkItem, WorkItem] = {}
 
     @rule(n=st.integers(1, 5), resumes=st.booleans())
@@ -90,19 +89,37 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_one(self, data: st.DataObject) -> None:
         """Something that was under way ends."""
-        item = data.draw(st.sampled_from(sorted(self.running, key=lambda i: i.order)))
-        kind = self.running.pop(item)
+        item = data.draw(st.sampled_from(self.running))
         if item.aborting is AbortReason.WEIGHT_SYNC:
             event = Event.INTERRUPTED
         elif item.aborting is AbortReason.PREEMPTION and data.draw(st.booleans()):
             event = Event.NEEDS_GENERATION
         else:
-            event = data.draw(st.sampled_from(ENDS[kind] if kind else FINALS))
+            event = data.draw(st.sampled_from(ENDS[item.stage]))
+        self.end(item, event)
+
+    def end(self, item: WorkItem, event: Event) -> None:
+        """Report an end, and see that a slot that was freed for somebody is theirs."""
         causes = [cause for cause, victim in self.promised.items() if victim is item]
+        self.running.remove(item)
         self.scheduler.advance(item, event, self.now)
         if item.stage is Stage.FINALIZING:
-            self.running[item] = None
+            self.running.append(item)
         self.pump(first=causes[0] if causes and not self.scheduler.paused else None)
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        """The caller of one that waits goes away, perhaps while a slot is freed for it."""
+        item = data.draw(st.sampled_from(self.waiting()))
+        self.scheduler.advance(item, Event.FAILED, self.now)
+        self.promised.pop(item, None)
+        self.pump()
+
+    def waiting(self) -> list[WorkItem]:
+        """Items that wait in a queue."""
+        ended = {Stage.DONE, Stage.LEFT}
+        return [i for i in self.items if i.stage not in ended and i not in self.running]
 
     @rule(seconds=st.floats(0.1, 5))
     def wait(self, seconds: float) -> None:
@@ -124,11 +141,8 @@ class Machine(RuleBasedStateMachine):
         """A weight sync interrupts all generations."""
         self.scheduler.paused = True
         self.scheduler.interrupt_all()
-        assert all(
-            item.aborting is AbortReason.WEIGHT_SYNC
-            for item, kind in self.running.items()
-            if kind is CommandKind.GENERATE
-        )
+        generating = [item for item in self.running if item.stage is Stage.GENERATING]
+        assert all(item.aborting is AbortReason.WEIGHT_SYNC for item in generating)
 
     @rule()
     def resume(self) -> None:
@@ -137,32 +151,25 @@ class Machine(RuleBasedStateMachine):
         self.pump()
 
     def pump(self, first: WorkItem | None = None) -> None:
-        """Take commands; `first` must get the first generation, since a slot was freed for it."""
+        """Begin what may; `first` must get the first generation, since a slot was freed for it."""
         free = self.limits.generations - self.generating()
-        dispatched = 0
-        for command in self.scheduler.commands(self.now):
-            item = command.item
-            match command.kind:
-                case CommandKind.ABORT:
-                    assert free <= dispatched, "preempted although a slot was free"
-                    assert item.slot_for is not None
-                    assert item.slot_for.high > item.high
-                    self.promised[item.slot_for] = item
-                case CommandKind.GENERATE:
-                    if first is not None and not dispatched:
-                        assert item is first
-                    dispatched += 1
-                    self.promised.pop(item, None)
-                    self.running[item] = command.kind
-                case kind:
-                    self.running[item] = kind
-        assert not self.scheduler.commands(self.now), "more could have started"
-        for item in [i for i in self.promised if i.stage is not Stage.HP_RESUME]:
-            del self.promised[item]
+        begun = self.scheduler.generate(self.now)
+        assert first is None or begun[0] is first
+        for item in begun:
+            self.promised.pop(item, None)
+        for victim in self.scheduler.preempt(self.now):
+            cause = victim.partner
+            assert free == len(begun), "preempted although a slot was free"
+            assert cause is not None
+            assert cause.high > victim.high
+            self.promised[cause] = victim
+        self.running += begun + self.scheduler.interact(self.now)
+        again = self.scheduler.generate(self.now), self.scheduler.interact(self.now)
+        assert again == ([], []), "more could have begun"
 
     def generating(self) -> int:
         """Generations under way, as the worker counts them."""
-        return sum(kind is CommandKind.GENERATE for kind in self.running.values())
+        return sum(item.stage is Stage.GENERATING for item in self.running)
 
     @invariant()
     def holds(self) -> None:
@@ -177,21 +184,18 @@ class Machine(RuleBasedStateMachine):
             return
         self.scheduler.paused = False
         self.pump()
+        ends = {
+            Stage.STARTING: Event.STARTED,
+            Stage.GENERATING: Event.NEEDS_ENV_STEP,
+            Stage.ACTING: Event.TERMINATED,
+            Stage.FINALIZING: Event.FINALIZED,
+            Stage.REWARDING: Event.REWARDED,
+        }
         while self.running:
-            item, kind = self.running.popitem()
+            item = self.running[-1]
             self.now += 1
             interrupted = item.aborting is AbortReason.WEIGHT_SYNC
-            ends = {
-                None: Event.FINALIZED,
-                CommandKind.START: Event.STARTED,
-                CommandKind.ACT: Event.TERMINATED,
-                CommandKind.JUDGE: Event.REWARDED,
-                CommandKind.GENERATE: Event.INTERRUPTED if interrupted else Event.NEEDS_ENV_STEP,
-            }
-            self.scheduler.advance(item, ends[kind], self.now)
-            if item.stage is Stage.FINALIZING:
-                self.running[item] = None
-            self.pump()
+            self.end(item, Event.INTERRUPTED if interrupted else ends[item.stage])
             self.scheduler.check()
         assert all(item.stage in {Stage.DONE, Stage.LEFT} for item in self.items)
 

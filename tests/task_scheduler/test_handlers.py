@@ -13,8 +13,9 @@ from plugins import AgentBuilder, Engine, EnvBuilder, RuntimeBuilder, access
 from agentflow.errors import ConfigError, EngineDied, GenerationAborted
 from agentflow.runner import AsyncioRunner
 from agentflow.scheduling import Limits
-from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow, Scheduling
+from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.flow import SWEAgentFlow
+from agentflow.swe.scheduling_hooks import Scheduling
 from agentflow.types import (
     Cause,
     FinishReason,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from agentflow.scheduling.stages import FOR_GENERATION, Stage
+from agentflow.scheduling import Stage
 
 if TYPE_CHECKING:
-    from agentflow.scheduling.items import WorkItem
-    from agentflow.scheduling.scheduler import ActionScheduler
+    from agentflow.scheduling import ActionScheduler, WorkItem
 
 _LINES: Final = {
     "start": (Stage.NEW,),
-    "generation": FOR_GENERATION,
+    "generation": (Stage.PROMISED, Stage.RESUMING, Stage.PENDING),
     "command": (Stage.ENV_QUEUED,),
     "reward": (Stage.REWARD_QUEUED,),
 }
