@@ -39,7 +39,7 @@ async def trainer(*words: str) -> AsyncIterator[Any]:
     assert process.stdout is not None
     try:
         yield json.loads(await process.stdout.readline())
-        await process.communicate()
+        await process.communicate(b"")  # closes its input
         assert process.returncode == 0
     finally:
         if process.returncode is None:
