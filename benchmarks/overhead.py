@@ -41,6 +41,7 @@ from benchmarks.overhead_skeleton import Skeleton
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.coordinator import DataCoordinator
 from executors.hooks import CoordinatorHooks
+from executors.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -93,10 +94,15 @@ def costs(rounds: int) -> dict[str, float]:
             flows[live].append(_cpu_per_action(_flow(live, EPISODES[live])))
             bare[live].append(_cpu_per_action(_skeleton(live, EPISODES[live])))
     few, many = LIVE
+    kept = [
+        _cpu_per_action(_flow(few, EPISODES[few], journalled=True)) / without
+        for without in flows[few]
+    ]
     figures = {f"us_per_action_{live}": statistics.median(flows[live]) * 1e6 for live in LIVE}
     figures |= {f"us_per_action_bare_{n}": statistics.median(bare[n]) * 1e6 for n in LIVE}
     figures[f"cpu_ratio_skeleton_{many}"] = _median_ratio(flows[many], bare[many])
     figures[f"growth_{few}_to_{many}"] = _median_ratio(flows[many], flows[few])
+    figures[f"journal_cpu_ratio_{few}"] = statistics.median(kept)
     figures[f"dispatches_per_s_{many}"] = 1 / statistics.median(flows[many])
     return figures
 
@@ -118,18 +124,32 @@ async def _skeleton(live: int, episodes: int) -> int:
     return skeleton.actions
 
 
-async def _flow(live: int, episodes: int) -> int:
+async def _flow(live: int, episodes: int, *, journalled: bool = False) -> int:
     with tempfile.TemporaryDirectory() as folder:
         runner = InlineRunner()
         events = JsonlEvents(Path(folder) / "events.jsonl", runner)
         engine = InstantEngine()
+        journal = None
+        if journalled:
+            journal = Journal(Path(folder) / "journal.sqlite", keep_results=False, now=runner.now)
+            journal.open()
+            journal.start()
         world = _World(
-            InstantAgents(engine), InstantEnvs(), engine, runner=runner, events=events, live=live
+            InstantAgents(engine),
+            InstantEnvs(),
+            engine,
+            runner=runner,
+            events=events,
+            live=live,
+            journal=journal,
         )
         world.add(episodes)
         world.coordinator.finish()
         await world.executor.run()
         await world.flow.close()
+        if journal is not None:
+            journal.close()
+            world.coordinator.take_groups()
         events.close()
     assert world.coordinator.counts().delivered == episodes
     return episodes * (1 + TURNS + TURNS - 1 + 1)  # start, generations, commands, reward
@@ -147,8 +167,9 @@ class _World:
         runner: AsyncioRunner,
         events: JsonlEvents,
         live: int,
+        journal: Journal | None = None,
     ) -> None:
-        self.coordinator = DataCoordinator(runner=runner)
+        self.coordinator = DataCoordinator(runner=runner, journal=journal)
         limits = Limits(
             generations=int(live * SLOTS_SHARE),
             live=live,
@@ -166,6 +187,7 @@ class _World:
             scheduling=Scheduling(limits=limits, hooks=hooks),
             runner=runner,
             events=events,
+            keeper=journal,
         )
         self.executor = AgenticExecutor(
             self.flow,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agentflow.types import StepStatus
 from executors.files import OutputError
 from executors.journal_schema import create
 from executors.observers import BookObserver
@@ -194,14 +195,20 @@ class Journal(BookObserver):
     # --- what the flow tells (`Keeper`) -------------------------------------------------------
 
     def keep(self, sample: SWESample) -> None:
-        """Take an episode between two half-steps."""
-        episode = sample.episode
+        """Take an episode between two half-steps.
+
+        Before a command that it is due is all there is to tell: nobody goes on from there.
+        """
+        episode, state = sample.episode, sample.m.rollout.state
         self._generating.pop(episode, None)
+        if state is not None and state.status is StepStatus.NEEDS_ENV_STEP:
+            self._put("UPDATE states SET due=1 WHERE uid=? AND replica=?", *_name(episode))
+            return
         blob = self._pickled(sample)
         if blob is None:
             self._forget_state(episode)
             return
-        self._put("INSERT OR REPLACE INTO states VALUES (?,?,?)", *_name(episode), blob)
+        self._put("INSERT OR REPLACE INTO states VALUES (?,?,?,0)", *_name(episode), blob)
 
     def generating(self, sample: SWESample) -> None:
         """Look at its tokens now and then, on the writer's thread."""

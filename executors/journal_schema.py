@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentflow.errors import ConfigError
-from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
+from agentflow.types import (
+    Cause,
+    Ending,
+    EpisodeId,
+    PartialRolloutState,
+    RolloutSample,
+    StepStatus,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +38,7 @@ CREATE TABLE IF NOT EXISTS samples (
     attempt INTEGER, restarted INTEGER, stale INTEGER, cause TEXT, message TEXT, result BLOB,
     PRIMARY KEY (uid, replica));
 CREATE TABLE IF NOT EXISTS states (
-    uid TEXT, replica INTEGER, state BLOB NOT NULL, PRIMARY KEY (uid, replica));
+    uid TEXT, replica INTEGER, state BLOB NOT NULL, due INTEGER, PRIMARY KEY (uid, replica));
 CREATE TABLE IF NOT EXISTS turns (
     uid TEXT, replica INTEGER, attempt INTEGER, turn INTEGER,
     ids BLOB, logprobs BLOB, versions BLOB,
@@ -52,6 +59,8 @@ class Member:
     dropped: Ending | None = None
     state: bytes | None = None
     """Pickled SWESample of an episode under way."""
+    due: bool = False
+    """Whether a command may have run since."""
     turn: tuple[int, int, bytes, bytes, bytes] | None = None
     """Attempt, number, ids, log-probabilities and versions of the turn that was open."""
 
@@ -108,7 +117,7 @@ def _read(database: sqlite3.Connection, path: Path) -> Contents:
             " FROM samples"
         )
     }
-    states = _by_episode(database, "SELECT uid, replica, state FROM states")
+    states = _by_episode(database, "SELECT uid, replica, state, due FROM states")
     turns = _by_episode(
         database, "SELECT uid, replica, attempt, turn, ids, logprobs, versions FROM turns"
     )
@@ -116,7 +125,7 @@ def _read(database: sqlite3.Connection, path: Path) -> Contents:
     for episode, fields in issued.items():
         if episode in rows:
             member = _member(fields, rows[episode])
-            member.state = states.get(episode, (None,))[0]
+            member.state, member.due = states.get(episode, (None, False))
             member.turn = turns.get(episode)
             contents.groups.setdefault(episode.uid, []).append(member)
     return contents
@@ -156,7 +165,9 @@ def revive(member: Member) -> SWESample | None:
     except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, IndexError) as error:
         logger.warning("%s starts anew: %s", member.sample.episode, error)
         return None
-    if member.turn is not None and sample.model is not None:
+    if member.due:  # the flow will not go on from it, but let its environment go
+        sample.m.rollout.state = PartialRolloutState(status=StepStatus.NEEDS_ENV_STEP)
+    elif member.turn is not None and sample.model is not None:
         attempt, turn, ids, logprobs, versions = member.turn
         if attempt == sample.attempt:
             sample.model.prime(

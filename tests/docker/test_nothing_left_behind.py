@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -79,15 +80,20 @@ asyncio.run(main())
 
 def killed_owner(*arguments: str) -> list[str]:
     """Run a process that starts two environments and is killed; returns their names."""
+    return run_and_kill(OWNER, *arguments).split()
+
+
+def run_and_kill(program: str, *arguments: str) -> str:
+    """Run a program until it has said a line, which is returned, and kill it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     with process.stdout as out:
-        names = out.readline().split()
+        line = out.readline()
     process.kill()
     process.wait()
-    return names
+    return line
 
 
 async def test_clean_removes_what_a_killed_process_left(builder: DockerEnvBuilder) -> None:
@@ -121,6 +127,48 @@ async def test_a_lease_of_a_dead_owner_is_kept(
     for file in (tmp_path / "docker" / "leases").iterdir():
         file.unlink()
     assert (await clean()).containers == (leased,)
+
+
+HOLDER = """
+import asyncio, pickle, sys
+from pathlib import Path
+from agentflow.swe.environment.docker import DockerEnvBuilder
+from agentflow.types import ContainerSpec
+
+async def main():
+    builder = DockerEnvBuilder({"pids": 64, "memory_bytes": 64 << 20})
+    for _ in range(2):
+        env = await builder.start(ContainerSpec())
+        await env.execute("echo mine > file")
+        lease = builder.lease(env)
+        await builder.hold(lease, journal=sys.argv[1])
+        Path(sys.argv[2], env.name).write_bytes(pickle.dumps(lease))
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_journal_leases_is_spared_until_it_is_taken_over_or_the_journal_goes(
+    builder: DockerEnvBuilder, tmp_path: Path
+) -> None:
+    """`kill -9` of a run with a journal: sweeps leave its containers to whoever resumes it."""
+    journal, leases = tmp_path / "journal.sqlite", tmp_path / "leases"
+    journal.touch()
+    leases.mkdir()
+    run_and_kill(HOLDER, str(journal), str(leases))
+    first, second = sorted(path.name for path in leases.iterdir())
+    assert not {first, second} & set((await clean()).containers)
+
+    env = await builder.attach(pickle.loads((leases / first).read_bytes()))
+    assert (await env.execute("cat file")).output == b"mine\n"
+    await env.stop()
+    assert first not in our_containers()
+
+    assert second in our_containers()
+    journal.unlink()
+    assert second in (await clean()).containers
 
 
 async def test_a_start_after_a_clean_brings_its_helper(builder: DockerEnvBuilder) -> None:
