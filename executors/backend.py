@@ -85,6 +85,8 @@ class RolloutBackend:
         self._delivered: set[str] = set()
         self._claimed: set[str] = set()
         """Groups that a `step` or `validate` waits for, which `groups` leaves alone."""
+        self._unclaimed: list[Group] = []
+        """Taken by a step that was cut short."""
         self._resumes = resume
         self._loaded = False
         """Whether a checkpoint says which groups are wanted."""
@@ -294,6 +296,9 @@ class RolloutBackend:
             while len(groups) < wanted and (group := await self._next_group(left)) is not None:
                 groups.append(group)
                 del left[group[0].episode.uid]
+        except BaseException:  # whoever asks next gets what this call had
+            self._unclaimed += groups
+            raise
         finally:
             self._claimed -= order.keys()
         self._drop(left, Ending(cause=Cause.SURPLUS, phase="group", message="enough were complete"))
@@ -302,10 +307,21 @@ class RolloutBackend:
     async def _next_group(
         self, among: Collection[str] | None = None, *, but: Collection[str] = ()
     ) -> Group | None:
+        kept = self._take_unclaimed(among, but)
+        if kept is not None:
+            return kept
         group = await self._running.coordinator.next_group(among, but=but)
         if group is not None:
             self._delivered.add(group[0].episode.uid)
         return group
+
+    def _take_unclaimed(self, among: Collection[str] | None, but: Collection[str]) -> Group | None:
+        for group in self._unclaimed:
+            uid = group[0].episode.uid
+            if uid in among if among is not None else uid not in but:
+                self._unclaimed.remove(group)
+                return group
+        return None
 
     def _drop(self, uids: Collection[str], ending: Ending) -> None:
         for uid in uids:

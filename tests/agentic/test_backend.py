@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from holding import Holding, rows, uids
-from world import Agent, Envs
+from world import Agent, Envs, turns
 
 from agentflow.errors import ConfigError, EnvStartFailed
 from agentflow.registry import import_any
@@ -394,3 +394,33 @@ def test_a_journal_needs_a_place(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"rollout.journal: needs run.out"), backend.sync():
         raise AssertionError
+
+
+async def test_a_new_version_by_itself_interrupts_nothing() -> None:
+    """Publishing weights aborted 16 of 16 requests in the field; here it is a number."""
+    holding = Holding()
+    async with asyncio.timeout(30), holding.backend as backend:
+        backend.submit(rows(*"abcd", turns=6), n=4)
+        backend.finish()
+        for version in range(1, 17):
+            backend.weights_updated(version)
+            await asyncio.sleep(0)
+        assert len(await collect(backend)) == 4
+        assert backend.metrics()["local/interrupted"] == 0
+
+
+async def test_a_step_that_is_cancelled_loses_no_group() -> None:
+    """Its groups come to whoever asks next, each once and whole."""
+    holding = Holding()
+    async with asyncio.timeout(30), holding.backend as backend:
+        prompts = [*rows("a"), *rows("b", "c", turns=40)]
+        step = asyncio.create_task(backend.step(prompts, n=2))
+        while not backend._delivered:  # it has the first one
+            await turns(1)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        backend.finish()
+        groups = await collect(backend)
+        assert sorted(uids(groups)) == ["a", "b", "c"]
+        assert all(len(group) == 2 for group in groups)
