@@ -7,15 +7,11 @@ there is none.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agentflow.observe.doing import Doing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Idle(StrEnum):
@@ -33,12 +29,16 @@ class Idle(StrEnum):
     """Nobody is there who could generate."""
 
 
-_LAID_TO: Final = (
-    (Idle.DISPATCH, (Doing.WAITS_GENERATION,)),
-    (Idle.COMMAND, (Doing.COMMAND, Doing.WAITS_COMMAND)),
-    (Idle.START, (Doing.STARTING, Doing.WAITS_START)),
-)
-"""In this order, so that the nearest cause is named."""
+_LAID_TO: Final = {
+    Doing.WAITS_GENERATION: Idle.DISPATCH,
+    Doing.COMMAND: Idle.COMMAND,
+    Doing.WAITS_COMMAND: Idle.COMMAND,
+    Doing.STARTING: Idle.START,
+    Doing.WAITS_START: Idle.START,
+}
+"""What idle slots are laid to while an episode does this; others could not use one."""
+
+_NEAREST_FIRST: Final = (Idle.DISPATCH, Idle.COMMAND, Idle.START)
 
 
 @dataclass(slots=True)
@@ -46,37 +46,46 @@ class Slots:
     """The slots of one replica."""
 
     total: int
-    doing: Counter[Doing] = field(default_factory=Counter)
-    """Its episodes by what they do."""
+    settled: float
+    """Until when the seconds are counted."""
+    busy: int = 0
+    """Slots in use."""
+    could_use: dict[Idle, int] = field(default_factory=lambda: dict.fromkeys(_NEAREST_FIRST, 0))
+    """Episodes that could use one, by what keeps them from it."""
     busy_s: float = 0.0
     idle_s: dict[Idle, float] = field(default_factory=lambda: dict.fromkeys(Idle, 0.0))
-    settled: float = 0.0
-    """Until when the seconds are counted."""
-
-    @property
-    def busy(self) -> int:
-        """Slots in use."""
-        return self.doing[Doing.GENERATING]
 
     def settle(self, now: float, *, paused: bool) -> None:
         """Count the time up to `now`, in which nothing changed."""
-        elapsed, self.settled = now - self.settled, now
-        if elapsed <= 0:
+        elapsed = now - self.settled
+        if elapsed <= 0:  # somebody looked after this event came and before it was read
             return
+        self.settled = now
         self.busy_s += self.busy * elapsed
-        for reason, idle in self._idle(paused=paused):
-            self.idle_s[reason] += idle * elapsed
-
-    def _idle(self, *, paused: bool) -> Iterator[tuple[Idle, int]]:
-        left = max(self.total - self.busy, 0)
-        if paused:
-            yield Idle.WEIGHT_SYNC, left
+        left = self.total - self.busy
+        if left <= 0:
             return
-        for reason, kinds in _LAID_TO:
-            laid = min(left, sum(self.doing[kind] for kind in kinds))
-            yield reason, laid
-            left -= laid
-        yield Idle.NO_EPISODE, left
+        if paused:
+            self.idle_s[Idle.WEIGHT_SYNC] += left * elapsed
+            return
+        for reason in _NEAREST_FIRST:
+            laid = min(left, self.could_use[reason])
+            if laid:
+                self.idle_s[reason] += laid * elapsed
+                left -= laid
+        self.idle_s[Idle.NO_EPISODE] += left * elapsed
+
+    def count(self, doing: Doing, by: int) -> None:
+        """So many more of its episodes do this."""
+        if doing is Doing.GENERATING:
+            self.busy += by
+        elif (reason := _LAID_TO.get(doing)) is not None:
+            self.could_use[reason] += by
+
+    def clear(self) -> None:
+        """No episode is here any more."""
+        self.busy = 0
+        self.could_use = dict.fromkeys(_NEAREST_FIRST, 0)
 
 
 class SlotBooks:
@@ -92,7 +101,7 @@ class SlotBooks:
         self._slots, self._paused = slots, False
         for replica in self.replicas.values():
             replica.total, replica.settled = slots, now
-            replica.doing.clear()
+            replica.clear()
 
     def move(self, replica: str, before: Doing | None, after: Doing | None, now: float) -> None:
         """An episode of `replica` does something else from now on; None is nothing there."""
@@ -101,9 +110,9 @@ class SlotBooks:
             slots = self.replicas[replica] = Slots(self._slots, settled=now)
         slots.settle(now, paused=self._paused)
         if before is not None:
-            slots.doing[before] -= 1
+            slots.count(before, -1)
         if after is not None:
-            slots.doing[after] += 1
+            slots.count(after, 1)
 
     def pause(self, *, paused: bool, now: float) -> None:
         """Generations are paused from now on, or go on."""

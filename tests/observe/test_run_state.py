@@ -79,6 +79,18 @@ def test_every_idle_slot_has_a_reason_at_every_moment() -> None:
     }
 
 
+def test_a_look_into_the_future_counts_no_second_twice() -> None:
+    """Events come later than they happened; who looks in between sees a moment ahead."""
+    events = list(told(STARTED, *life("a", 0)))
+    state = RunState()
+    state.fold(events[:6])
+    state.books.settle(5.5)
+    state.fold(events[6:])
+    state.books.settle(20)
+    (slots,) = state.books.replicas.values()
+    assert slots.busy_s + sum(slots.idle_s.values()) == 2 * 19
+
+
 def test_a_weight_update_is_the_reason_while_it_lasts() -> None:
     """Its phases are counted, and an aborted generation goes on in the same turn."""
     story = life("a", 0)[:5]
