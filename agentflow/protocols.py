@@ -257,6 +257,15 @@ class Leasing(Protocol):
         ...
 
 
+@runtime_checkable
+class Detaching(Leasing, Protocol):
+    """A builder whose environments can wait, let go, for an interrupted episode to go on."""
+
+    async def detach(self, env: Any) -> Any:
+        """Let go of an environment; returns its lease. Raises EnvDied; then it is not let go."""
+        ...
+
+
 class Keeper(Protocol):
     """What keeps episodes for the case that this process dies (a journal). Called by the flow."""
 

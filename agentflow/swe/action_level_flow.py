@@ -310,7 +310,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._advance(item, Event.NEEDS_GENERATION)
         else:
             await self.on_abort(sample, state if self._partial_rollout else WITHDRAWN)
-            self._core.detached += self._partial_rollout
+            self._core.detached += self._keeps_env(sample.episode)
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
             raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
@@ -418,7 +418,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self._runner.on_flow_worker(self._give_up(sample))
 
     async def _give_up(self, sample: SWESample) -> None:
-        self._core.detached -= sample.episode in self._envs
+        self._core.detached -= self._keeps_env(sample.episode)
         await self.on_abort(sample, WITHDRAWN)
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from agentflow.engine.turns import TurnModel
 from agentflow.errors import (
     BootstrapFailed,
     DiffFailed,
+    EnvDied,
     EnvStartFailed,
     EpisodeError,
     EvalFailed,
@@ -25,7 +26,7 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import NullEvents
 from agentflow.outcomes import write_off
-from agentflow.protocols import ActionLevelAgent, EnvAware, Leasing
+from agentflow.protocols import ActionLevelAgent, Detaching, EnvAware, Leasing
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.types import (
@@ -87,6 +88,9 @@ class SWEAgentFlow:
         self._on_turn = on_turn
         self._keeper = keeper
         self._envs: dict[EpisodeId, ContainerEnv] = {}
+        self._detaching = env if isinstance(env, Detaching) and keeper is None else None
+        self._leases: dict[EpisodeId, Any] = {}
+        """Of interrupted episodes whose environments were let go; kept ones are held all along."""
 
     # --- before -------------------------------------------------------------------------------
 
@@ -120,7 +124,8 @@ class SWEAgentFlow:
         return partial
 
     async def _is_at_hand(self, partial: SWESample) -> bool:
-        return partial.episode in self._envs or await self._come_back(partial)
+        held = partial.episode in self._envs or await self._take_back(partial)
+        return held or await self._come_back(partial)
 
     async def _come_back(self, partial: SWESample) -> bool:
         """Take over what a dead process left of an episode; False: it must start anew."""
@@ -323,10 +328,50 @@ class SWEAgentFlow:
 
     async def _stop_env(self, sample: SWESample) -> None:
         env = self._envs.pop(sample.episode, None)
+        lease = self._leases.pop(sample.episode, None)
         sample.m.lease = None
         if env is not None:
             await shielded(env.stop())
-            self._events.emit("env_stopped", sample.episode)
+        elif lease is not None and self._detaching is not None:
+            await shielded(self._detaching.release(lease))
+        else:
+            return
+        self._events.emit("env_stopped", sample.episode)
+
+    def _keeps_env(self, episode: EpisodeId) -> bool:
+        """Whether an episode has an environment here, held or let go."""
+        return episode in self._envs or episode in self._leases
+
+    async def _detach_env(self, sample: SWESample) -> None:
+        """Let go of an environment under a lease, where its builder can."""
+        env = self._envs.get(sample.episode)
+        if env is None or self._detaching is None:
+            return
+        try:
+            with boundary(EnvDied):
+                lease = await self._detaching.detach(env)
+        except EpisodeError as exc:  # then the next attempt starts clean
+            _log(sample.episode, exc)
+            await self._stop_env(sample)
+        else:
+            del self._envs[sample.episode]
+            self._leases[sample.episode] = sample.m.lease = lease
+
+    async def _take_back(self, partial: SWESample) -> bool:
+        """Attach to what was let go here; False when it is gone, and the episode starts clean."""
+        lease = self._leases.get(partial.episode)
+        if lease is None or self._detaching is None:
+            return False
+        partial.m.lease = None
+        try:
+            with boundary(EnvDied):
+                env = await self._detaching.attach(lease)
+        except EpisodeError as exc:
+            _log(partial.episode, exc)
+            return False
+        del self._leases[partial.episode]
+        self._envs[partial.episode] = env
+        return True
 
     # --- after --------------------------------------------------------------------------------
 
@@ -349,6 +394,7 @@ class SWEAgentFlow:
     async def on_abort(self, sample: SWESample, state: PartialRolloutState) -> None:
         """Keep the environment of an interrupted episode for its next attempt; remove others."""
         if state.ending is not None and state.ending.cause is Cause.WEIGHT_SYNC:
+            await shielded(self._detach_env(sample))
             self._events.emit("env_detached", sample.episode)
         else:
             await self._stop_env(sample)
@@ -421,6 +467,10 @@ class SWEAgentFlow:
         for env in list(self._envs.values()):
             await env.stop()
         self._envs.clear()
+        for lease in self._leases.values():
+            assert self._detaching is not None  # leases come from it
+            await self._detaching.release(lease)
+        self._leases.clear()
         await self.env.close()
 
 

@@ -74,7 +74,7 @@ class SWEMeta:
     agent: Agent | None = None
     runtime: Runtime | None = None
     lease: Any | None = None
-    """How another process comes back to the environment; only where episodes are kept."""
+    """How the environment is taken back: where episodes are kept, and while one is interrupted."""
 
 
 @dataclass(slots=True, kw_only=True)

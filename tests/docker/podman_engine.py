@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +20,20 @@ LIMITS = {"nofile": 1024, "nproc": 4096}
 
 
 @contextmanager
-def podman_service(folder: Path, image: str) -> Iterator[str]:
+def podman_service(image: str) -> Iterator[str]:
     """Yield the address of one that has the image; afterwards nothing of it is left."""
     if shutil.which("podman") is None:
         pytest.skip("no podman on PATH: scripts/container-extras.sh installs it")
+    folder = Path(tempfile.mkdtemp(prefix="agentflow-podman-"))
+    try:
+        yield from serve(folder, image)
+    finally:
+        unmount_below(folder)
+        shutil.rmtree(folder)
+
+
+def serve(folder: Path, image: str) -> Iterator[str]:
+    """Run the service while its address is in use."""
     storage = [f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp"]
     podman = ["podman", *storage, "--cgroup-manager=cgroupfs", "--events-backend=file"]
     host = f"unix://{folder}/podman.sock"
@@ -42,8 +53,6 @@ def podman_service(folder: Path, image: str) -> Iterator[str]:
         finally:
             subprocess.run([*podman, "rm", "--all", "--force"], check=True, capture_output=True)
             service.terminate()
-    unmount_below(folder)
-    shutil.rmtree(folder)
 
 
 def unmount_below(folder: Path) -> None:

@@ -28,10 +28,10 @@ SETTINGS = {"pids": 128, "memory_bytes": 256 << 20, "timeout_s": 30, "ulimits": 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def podman() -> Iterator[None]:
     """Make a Podman the engine that these tests, and every process they start, talk to."""
     with (
-        podman_service(tmp_path_factory.mktemp("podman"), "agentflow-swe:latest") as host,
+        podman_service("agentflow-swe:latest") as host,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("DOCKER_HOST", host)

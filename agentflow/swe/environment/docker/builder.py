@@ -223,26 +223,43 @@ class DockerEnvBuilder:
 
     # --- leases -------------------------------------------------------------------------------
 
-    async def detach(self, env: DockerEnv, *, lease_s: float, snapshot: bool = False) -> EnvLease:
+    async def detach(
+        self, env: DockerEnv, *, lease_s: float | None = None, snapshot: bool | None = None
+    ) -> EnvLease:
         """Let go of an environment that somebody will `attach` to within `lease_s` seconds.
 
         It keeps its place among the live ones while this process may still get it back. With
         `snapshot` its file system is kept as an image, for the case that the container is gone.
+        Raises EnvDied, and then the environment is still the caller's to stop.
         """
-        image = None
-        if snapshot:
-            image = await self.engine.commit(env.name, {SNAPSHOT_LABEL: env.name})
-        lease = EnvLease(
-            container=env.name,
-            image=env.spec.image,
-            workdir=env.spec.workdir,
-            env=dict(env.spec.env),
-            labels=dict(env.spec.labels),
-            expires_at=self._runner.wall_time() + lease_s,
-            snapshot=image,
+        return await self._nursery.shielded(
+            self._detach(
+                env,
+                lease_s=self._config.lease_s if lease_s is None else lease_s,
+                snapshot=self._config.snapshot if snapshot is None else snapshot,
+            ),
+            name=f"detach {env.name}",
         )
-        await self._runner.to_thread(self._book.write, lease)
-        await env.let_go(ttl_s=round(lease_s) + LEASE_MARGIN_S)
+
+    async def _detach(self, env: DockerEnv, *, lease_s: float, snapshot: bool) -> EnvLease:
+        try:
+            image = None
+            if snapshot:
+                image = await self.engine.commit(env.name, {SNAPSHOT_LABEL: env.name})
+            lease = EnvLease(
+                container=env.name,
+                image=env.spec.image,
+                workdir=env.spec.workdir,
+                env=dict(env.spec.env),
+                labels=dict(env.spec.labels),
+                expires_at=self._runner.wall_time() + lease_s,
+                snapshot=image,
+            )
+            await self._runner.to_thread(self._book.write, lease)
+            await env.let_go(ttl_s=round(lease_s) + LEASE_MARGIN_S)
+        except (EngineRefused, EngineSilent, StreamLost) as error:
+            self._book.drop(env.name)
+            raise EnvDied(f"{env.name} cannot be detached: {error}") from error
         self._envs.pop(env.name, None)
         timer = asyncio.get_running_loop().call_later(lease_s, self._expire, lease)
         self._leased[env.name] = self._releases.pop(env.name), timer
@@ -256,17 +273,26 @@ class DockerEnvBuilder:
         """Remove what nobody came back for; another process may have."""
         try:
             if not self._book.is_held(lease.container):
-                await self._launcher.container(lease.container, shell=False)[0].remove()
-                self._book.drop(lease.container)
+                await self._remove_leased(lease)
         finally:
             release()
+
+    async def _remove_leased(self, lease: EnvLease) -> None:
+        await self._launcher.container(lease.container, shell=False)[0].remove()
+        await self._runner.to_thread(self._book.drop, lease.container)
+        if lease.snapshot is not None:
+            await self.engine.remove_image(lease.snapshot)
 
     async def attach(self, lease: EnvLease) -> DockerEnv:
         """Take a detached environment back, here or in another process.
 
         When its container is gone a snapshot restores the file system, if one was made; otherwise
-        EnvDied says so and the episode restarts clean.
+        EnvDied says so and the episode restarts clean. A cancelled wait leaves the environment
+        to `close`.
         """
+        return await self._nursery.shielded(self._attach(lease), name=f"attach {lease.container}")
+
+    async def _attach(self, lease: EnvLease) -> DockerEnv:
         image = await self._image(lease.image)
         if lease.container in self._leased:
             release, timer = self._leased.pop(lease.container)
@@ -297,6 +323,8 @@ class DockerEnvBuilder:
             return await self._launch(restored, lease.labels)
         await self._runner.to_thread(self._book.hold, lease)
         self._held.add(lease.container)
+        if lease.snapshot is not None:
+            await self.engine.remove_image(lease.snapshot)
         return Launched(container=container, session=session, image=image)
 
     def lease(self, env: DockerEnv) -> EnvLease:
@@ -316,9 +344,15 @@ class DockerEnvBuilder:
         self._held.add(lease.container)
 
     async def release(self, lease: EnvLease) -> None:
-        """Remove a container that nobody will attach to."""
-        await self._launcher.container(lease.container, shell=False)[0].remove()
-        await self._runner.to_thread(self._book.drop, lease.container)
+        """Remove a container that nobody will attach to. Harmless when it is gone."""
+        give_back: Callable[[], None] = _nothing
+        if lease.container in self._leased:
+            give_back, timer = self._leased.pop(lease.container)
+            timer.cancel()
+        try:
+            await self._nursery.shielded(self._remove_leased(lease), name="release a lease")
+        finally:
+            give_back()
 
     # --- end ----------------------------------------------------------------------------------
 
@@ -368,6 +402,10 @@ class DockerEnvBuilder:
             await sweep(self.engine, book=self._book, now=now)
         except (EngineRefused, EngineSilent) as error:
             log.warning("containers may be left, `agentflow clean` removes them: %s", error)
+
+
+def _nothing() -> None:
+    """Give back no place: another process's lease had none here."""
 
 
 async def _discard(starting: asyncio.Task[DockerEnv]) -> None:

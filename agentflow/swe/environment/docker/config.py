@@ -59,6 +59,10 @@ class DockerConfig(BaseModel):
     """How long a running environment waits for an engine that went away."""
     ttl_s: int = Field(default=4 * 3600, gt=0)
     """A container that hears nothing for this long ends itself: longer than deadline + scoring."""
+    lease_s: float = Field(default=3600.0, gt=0)
+    """How long an environment that a weight update detached waits for its episode to go on."""
+    snapshot: bool = False
+    """Keep the file system as an image at a detach, for the case that its container is lost."""
     pause_after_s: float | None = Field(default=None, gt=0)
     """`docker pause` an environment that waits longer than this for its next command."""
 

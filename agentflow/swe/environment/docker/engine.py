@@ -7,6 +7,7 @@ answer, `EngineSilent` is none. Makes no decision about episodes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentflow.protocols import Runner
+
+log = logging.getLogger(__name__)
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CONNECTIONS = 64
@@ -217,6 +220,13 @@ class Engine:
                 return None
             raise
         return found
+
+    async def remove_image(self, name: str) -> None:
+        """Remove an image that nothing uses; one that something uses stays, for `clean`."""
+        try:
+            await self.call(lambda client: client.remove_image(name))
+        except EngineRefused as error:
+            log.debug("image %s stays: %s", name, error)
 
     async def pull(self, name: str) -> None:
         """Fetch an image from its registry."""
