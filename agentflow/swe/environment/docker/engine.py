@@ -231,7 +231,14 @@ class Engine:
     async def pull(self, name: str) -> None:
         """Fetch an image from its registry."""
         repository, tag = self._docker.utils.parse_repository_tag(name)
-        await self.call(lambda client: client.pull(repository, tag=tag or "latest"))
+
+        def request(client: Any) -> None:
+            progress = client.pull(repository, tag=tag or "latest", stream=True, decode=True)
+            for step in progress:  # what goes wrong after the first layer is told here alone
+                if "error" in step:
+                    raise EngineRefused(str(step["error"]), status=0)
+
+        await self.call(request)
 
     # --- streams ------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ OURS = "agentflow-swe"
 PULLS = 2
 """At once: more share the same line and the same disk."""
 TRIES = 2
+PULL_S = 1800.0
+"""For one try; the engine goes on by itself after that, so that the next one finds more there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,12 @@ class Images:
         async with self._pulls:
             for attempt in range(TRIES):
                 try:
-                    await self._engine.pull(name)
-                except (EngineRefused, EngineSilent) as error:
+                    async with asyncio.timeout(PULL_S):
+                        await self._engine.pull(name)
+                except (EngineRefused, EngineSilent, TimeoutError) as error:
                     log.warning("pull of %s failed (%d of %d): %s", name, attempt + 1, TRIES, error)
+                    if isinstance(error, TimeoutError):
+                        raise EngineRefused(f"no pull within {PULL_S:g} s", status=0) from error
                     if attempt + 1 == TRIES:
                         raise
                 else:
