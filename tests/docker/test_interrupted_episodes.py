@@ -44,8 +44,8 @@ class Interrupted:
         with pytest.raises(RolloutGenerationAborted):
             await running
         await self.flow.resume_generations()
-        (name,) = our_containers()
-        return name
+        (lease,) = self.flow._leases.values()
+        return str(lease.container)
 
     def lease(self) -> dict[str, object]:
         """The one lease of this machine."""
