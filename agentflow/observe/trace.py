@@ -70,8 +70,9 @@ class ChromeTrace:
         self, group: str, lane: int, *, name: str, begin: float, end: float, **args: Any
     ) -> None:
         """Draw a slice; one that lies within another of its lane is drawn below it."""
-        number = self._group(group).number
-        self._add(_Event(begin, name, number, lane, max(end, begin), args))
+        of = self._group(group)
+        of.lanes = max(of.lanes, lane + 1)
+        self._add(_Event(begin, name, of.number, lane, max(end, begin), args))
 
     def counter(self, group: str, *, name: str, at: float, value: float) -> None:
         """Draw a value that holds from `at` on."""

@@ -104,9 +104,10 @@ def test_slots_are_lanes_and_use_is_counted_over_time(tmp_path: Path) -> None:
     assert sum(outcome.curve) * width == pytest.approx(seconds)
     path = tmp_path / "trace.json.gz"
     write_trace(path, stays, SMALL["plain"].names(0))
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    records = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    events = [record for record in records if record["ph"] == "X"]
     assert len(events) == len(stays)
-    assert {event["tid"] for event in events} == set(lanes)
+    assert {event["tid"] - 1 for event in events} == set(lanes)
     assert events[0]["name"].startswith("tiny-")
 
 
