@@ -119,7 +119,8 @@ def _cpu_per_action(run: Coroutine[Any, Any, int]) -> float:
 
 
 async def _skeleton(live: int, episodes: int) -> int:
-    skeleton = Skeleton(generations=int(live * SLOTS_SHARE), live=live)
+    slots = int(live * SLOTS_SHARE)
+    skeleton = Skeleton(InstantEngine(), InstantEnvs(), generations=slots, live=live)
     await skeleton.run(episodes, TURNS)
     return skeleton.actions
 

@@ -155,7 +155,7 @@ class TokenRecord:
     def response_mask(self) -> NDArray[np.int8]:
         """Shape (r,): 1 for generated tokens."""
         mask: NDArray[np.bool_] = self.weight_versions != NO_VERSION
-        return mask.astype(np.int8)
+        return mask.view(np.int8)
 
     @property
     def generated(self) -> int:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 from agentflow.aio import shielded
 from agentflow.errors import (
@@ -271,32 +271,37 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             state = await self.run_generation_step(sample, sample.m.rollout.state)
         else:
             state = aborted_generation("aborted before it was sent")
-        await self._route_after_step(episode, state)
+        if not self._goes_on(episode, state):
+            await self._route_end(episode, state)
 
     async def _run_command(self, episode: _Episode) -> None:
         state = episode.sample.m.rollout.state
         assert state is not None
-        await self._route_after_step(episode, await self.run_env_step(episode.sample, state))
+        state = await self.run_env_step(episode.sample, state)
+        if not self._goes_on(episode, state):
+            await self._route_end(episode, state)
 
     async def _run_reward(self, episode: _Episode) -> None:
         await self.reward(episode.sample)
         await self.project_to_dc_sample(episode.sample, episode.dc_sample)
         self._advance(episode.item, Event.REWARDED)
 
-    async def _route_after_step(self, episode: _Episode, state: PartialRolloutState) -> None:
-        match state.status:
-            case StepStatus.NEEDS_ENV_STEP:
-                self._advance(episode.item, Event.NEEDS_ENV_STEP)
-                self._predict(episode)
-            case StepStatus.NEEDS_GENERATION:
-                self._advance(episode.item, Event.NEEDS_GENERATION)
-            case StepStatus.TERMINATED:
-                self._advance(episode.item, Event.TERMINATED)
-                await self._finalize_async(episode, state)
-            case StepStatus.ABORTED:
-                await self._route_aborted(episode, state)
-            case other:
-                assert_never(other)
+    def _goes_on(self, episode: _Episode, state: PartialRolloutState) -> bool:
+        """Queue what the episode needs next; False: nothing, it stops here."""
+        event = _NEEDS.get(state.status)
+        if event is None:
+            return False
+        self._advance(episode.item, event)
+        if state.pending_action is not None:
+            self._predict(episode)
+        return True
+
+    async def _route_end(self, episode: _Episode, state: PartialRolloutState) -> None:
+        if state.status is StepStatus.ABORTED:
+            await self._route_aborted(episode, state)
+        else:
+            self._advance(episode.item, Event.TERMINATED)
+            await self._finalize_async(episode, state)
 
     async def _route_aborted(self, episode: _Episode, state: PartialRolloutState) -> None:
         item, sample, dc_sample = episode.item, episode.sample, episode.dc_sample
@@ -438,3 +443,10 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             await asyncio.wait(tasks)
         self._workers.clear()
         await super().close()
+
+
+_NEEDS = {
+    StepStatus.NEEDS_GENERATION: Event.NEEDS_GENERATION,
+    StepStatus.NEEDS_ENV_STEP: Event.NEEDS_ENV_STEP,
+}
+"""What a step's status asks the scheduler for; the others end the episode, or its attempt."""
