@@ -225,6 +225,8 @@ class ModelInfo:
     weight_version: int = 0
     kv_tokens: int | None = None
     """KV capacity in tokens, where known."""
+    priorities: bool = False
+    """Whether it orders its queue by the requests' `priority`, higher first."""
 
 
 # --- environments -----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentflow.engine.rids import RidFactory
     from agentflow.engine.token_record import TokenRecord
     from agentflow.protocols import Model
-    from agentflow.types import EpisodeId, Message
+    from agentflow.types import EpisodeId, Message, ModelInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,8 @@ class TurnModel:
         self._turn_ended = True
         self._generating = self._abort_asked = False
         self._primed: tuple[Sequence[int], Sequence[float], Sequence[int]] | None = None
+        self.priority: int | None = None
+        """Of its requests, where the engine orders its queue by it."""
         self.rid: str | None = None
         """The request in flight; what an abort must name."""
         self.turns = 0
@@ -211,7 +213,7 @@ class TurnModel:
                 max_new_tokens=1 if careful else budget,
                 stop_token_ids=stop_ids,
             )
-            result = await self._request(access, sampling)
+            result = await self._request(access, info, sampling)
             if not (careful and result.finish is FinishReason.LENGTH):
                 return result
 
@@ -236,12 +238,19 @@ class TurnModel:
             raise ContextFull(f"{len(self._record)} tokens fill the context of {context_length}")
         return min(left, room)
 
-    async def _request(self, access: EngineAccess, sampling: SamplingParams) -> GenerationResult:
+    async def _request(
+        self, access: EngineAccess, info: ModelInfo, sampling: SamplingParams
+    ) -> GenerationResult:
         if self._abort_asked:
             raise GenerationAborted("aborted before its request was sent")
         rid = access.rids.make(self._episode, attempt=self._attempt, generation=self._requests)
         self._requests += 1
-        request = GenerationRequest(rid=rid, input_ids=self._record.ids, sampling=sampling)
+        request = GenerationRequest(
+            rid=rid,
+            input_ids=self._record.ids,
+            sampling=sampling,
+            priority=self.priority if info.priorities else None,
+        )
         clock = asyncio.get_running_loop().time
         began, length = clock(), len(self._record)
         self.rid = rid

@@ -93,6 +93,7 @@ class SimulatedEngine:
             context_length=self.spec.context_length,
             weight_version=self._core.version,
             kv_tokens=self.spec.kv_tokens,
+            priorities=self.spec.priorities,
         )
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:

@@ -268,6 +268,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
     async def _run_generation(self, episode: _Episode) -> None:
         item, sample = episode.item, episode.sample
         if item.aborting is None:
+            assert sample.model is not None
+            sample.model.priority = int(item.high)  # ranks within a class: the server is fcfs
             state = await self.run_generation_step(sample, sample.m.rollout.state)
         else:
             state = aborted_generation("aborted before it was sent")

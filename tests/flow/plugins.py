@@ -55,14 +55,16 @@ class Engine:
     answer: str = "ok"
     failures: list[BaseException] = field(default_factory=list)
     rids: list[str] = field(default_factory=list)
+    priorities: list[int | None] = field(default_factory=list)
 
     async def info(self) -> ModelInfo:
         """Describe a small engine."""
-        return ModelInfo(name="plug-in", vocab_size=0x110000, context_length=1000)
+        return ModelInfo(name="plug-in", vocab_size=0x110000, context_length=1000, priorities=True)
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
         """Fail as told, else answer."""
         self.rids.append(request.rid)
+        self.priorities.append(request.priority)
         if self.failures:
             sink.append([ord("x")], [-1.0], 0)
             raise self.failures.pop(0)

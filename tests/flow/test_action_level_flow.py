@@ -205,6 +205,16 @@ async def test_a_dead_engine_ends_one_episode_with_its_cause(stage: Stage) -> No
     await flow.close()
 
 
+async def test_the_engine_hears_the_class_of_every_generation(stage: Stage) -> None:
+    """1 for high, 0 for low: an engine that orders its own queue serves the high ones first."""
+    stage.policy = FcfsPreempt(window=1, preempts=False)
+    flow = stage.flow()
+    await run(flow, new_sample("first"))
+    await run(flow, new_sample("second"))
+    assert stage.engine.priorities == [1, 1, 0, 0]
+    await flow.close()
+
+
 async def test_a_preempted_generation_goes_on_from_its_tokens(stage: Stage) -> None:
     """The newest low generation yields its slot to a high one, then continues; nothing is lost."""
     engine = stage.engine = SteppedEngine()

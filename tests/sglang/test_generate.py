@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from support import PROMPT, Sink, expected, pair, request
 
 from agentflow.engine.fake_sglang import FakeOptions, FakeSglang
+from agentflow.engine.rids import RidFactory
 from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
+from agentflow.engine.token_record import TokenRecord
+from agentflow.engine.turns import EngineAccess, TurnModel
 from agentflow.errors import (
     ConfigError,
     ContextFull,
@@ -19,7 +23,12 @@ from agentflow.errors import (
     EngineUnreachable,
     GenerationAborted,
 )
-from agentflow.types import FinishReason
+from agentflow.types import EpisodeId, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentflow.types import Message
 
 QUICK = Deadlines(first_token_s=0.2, between_tokens_s=0.2, abort_s=0.3, admin_s=2.0)
 
@@ -142,6 +151,40 @@ async def test_a_priority_that_the_server_ignores_is_named() -> None:
         with pytest.raises(EngineRejected, match="--enable-priority-scheduling"):
             await engine.generate(request(priority=5), Sink())
         assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_a_turn_has_a_priority_only_where_the_server_orders_by_it(*, on: bool) -> None:
+    """The server says so once; one that does not would refuse the request."""
+    async with pair(priority=on) as (server, engine):
+        assert (await engine.info()).priorities is on
+        model = TurnModel(
+            episode=EpisodeId(uid="u"),
+            record=TokenRecord(),
+            sampling=SamplingParams(max_new_tokens=2),
+            access=EngineAccess(engine=engine, renderer=Numbers(), rids=RidFactory()),
+        )
+        model.priority = 1
+        await model.generate([{"role": "user", "content": "3 4"}])
+        assert [body.get("priority") for body in server.bodies] == [1 if on else None]
+
+
+class Numbers:
+    """Renders ids that are written out."""
+
+    end_of_turn_ids = ()
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """Read them."""
+        return [int(i) for m in messages for i in str(m["content"]).split()]
+
+    def after_turn(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+        """Read them."""
+        return self.opening(messages)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Write them."""
+        return " ".join(map(str, ids))
 
 
 async def test_a_prompt_that_fills_the_context_is_not_sent() -> None:

@@ -36,12 +36,18 @@ async def describe(
             context_length=_context(serving, models),
             weight_version=parse_version(model["weight_version"]),
             kv_tokens=serving.get("max_total_num_tokens"),
+            priorities=_higher_first(serving),
         )
         return info, str(model["weight_version"])
     except (KeyError, TypeError, IndexError) as error:
         raise EngineUnreachable(
             f"{server.url} does not answer as SGLang 0.5.23 does: {type(error).__name__} {error}"
         ) from error
+
+
+def _higher_first(serving: dict[str, Any]) -> bool:
+    reversed_ = serving.get("schedule_low_priority_values_first")
+    return bool(serving.get("enable_priority_scheduling")) and not reversed_
 
 
 def _context(serving: dict[str, Any], models: dict[str, Any]) -> int:
@@ -78,6 +84,7 @@ def agreed(infos: Sequence[ModelInfo]) -> ModelInfo:
         context_length=first.context_length,
         weight_version=first.weight_version,
         kv_tokens=sum(kv) if len(kv) == len(infos) else None,
+        priorities=all(info.priorities for info in infos),
     )
 
 
