@@ -144,7 +144,14 @@ class RolloutConfig(Section):
     max_preemptions: int = Field(default=2, ge=0)
     """Of one episode."""
     age_s: float | None = Field(default=None, gt=0)
-    """An episode that has waited so long for a generation goes first; None: the policy decides."""
+    """An episode that has waited so long for a generation goes first; None: the policy decides
+    (fcfs serves all in the order in which they come to wait, the others let none go first)."""
+    prefill_together: float = Field(default=1 / 16, ge=0.0, le=0.5)
+    """Share of gen_concurrency that waits to be free before it is filled, while more episodes wait:
+    every prefill stops all decoding, so that one for several costs less. 0: fill each at once."""
+    kv_share: float | None = Field(default=0.85, gt=0.0, le=1.0)
+    """Share of the engine's KV memory that the contexts of live episodes may take; others wait, and
+    the newest give theirs up between two turns where all have outgrown it. None: no limit."""
     submit_ahead: float = Field(default=0.0, ge=0.0, le=0.1)
     """Share of gen_concurrency sent beyond it, to hide the round trip to a server with a queue."""
     status_s: float = Field(default=30.0, gt=0)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from agentflow.config import RolloutConfig
 from agentflow.policies import BUILTIN_POLICY, build_policy
 from agentflow.scheduling import Limits
 from executors.drivers import ActionLevel, action_level, naive
+from priority.policies import age_of
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
@@ -26,6 +28,7 @@ CONTAINERS: Final = "trajectory_containers"
 """NaiveExecutor with as many trajectories as containers; the engine's queue holds the rest."""
 POLICIES: Final = (SLOTS, CONTAINERS, *BUILTIN_POLICY)
 
+_DEFAULTS: Final = RolloutConfig()
 _UNFORESEEING: Final = ("fcfs", "fcfs_preempt", "group_completion")
 """They look at no prediction."""
 _PREEMPTING: Final = ("fcfs_preempt",)
@@ -48,6 +51,7 @@ def _settings(policy: str, scenario: Scenario, *, live: int) -> ActionLevel:
     if policy == "fcfs_preempt":
         section["window"] = scenario.slots // 2  # half of the slots may be taken by force
     episodes = scenario.groups * scenario.group_size
+    ordered = build_policy(section, preemption=policy in _PREEMPTING)
     return ActionLevel(
         limits=Limits(
             generations=scenario.slots,
@@ -56,8 +60,11 @@ def _settings(policy: str, scenario: Scenario, *, live: int) -> ActionLevel:
             starts=live,
             commands=live,
             rewards=live,
+            age_s=age_of(ordered),
+            together=max(1, int(scenario.slots * _DEFAULTS.prefill_together)),
         ),
-        policy=build_policy(section, preemption=policy in _PREEMPTING),
+        policy=ordered,
+        kv_share=_DEFAULTS.kv_share,
         submitted=episodes if scenario.replicas == 1 else live,
         foresees=policy not in _UNFORESEEING,
     )

@@ -110,6 +110,8 @@ class ActionLevel:
     policy: Policy
     submitted: int
     """Episodes that are handed to the flow at once, waiting for an environment included."""
+    kv_share: float | None = None
+    """Share of KV memory that live contexts may take; None: all that there are."""
     foresees: bool = True
     """Whether the length of every episode is known, from its start on; False: nothing is."""
     partial_rollout: bool = True
@@ -131,6 +133,7 @@ class ActionLevelDriver(_Driver):
                 policy=settings.policy,
                 hooks=truth if settings.foresees else NoHooks(),
                 partial_rollout=settings.partial_rollout,
+                kv_share=settings.kv_share,
             ),
             runner=simulation.runner,
             events=simulation.events,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentflow.policies import build_policy
 from agentflow.scheduling import Limits
 from agentflow.swe.scheduling_hooks import Scheduling, SchedulingHooks
 from executors.agentic import MAX_ASYNC_FACTOR, AgenticSettings
+from priority.policies import age_of
 
 if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig, RolloutConfig
@@ -31,6 +33,7 @@ def make_limits(rollout: RolloutConfig) -> Limits:
         rewards=rollout.reward_concurrency,
         preemptions=rollout.max_preemptions,
         age_s=math.inf if rollout.age_s is None else rollout.age_s,
+        together=max(1, int(generations * rollout.prefill_together)),
     )
 
 
@@ -40,11 +43,13 @@ def make_scheduling(config: AgentflowConfig, hooks: SchedulingHooks) -> Scheduli
     policy = build_policy(
         rollout.policy, preemption=rollout.preemption, python_path=config.flow.python_path
     )
+    limits = make_limits(rollout)
     return Scheduling(
-        limits=make_limits(rollout),
+        limits=replace(limits, age_s=age_of(policy)) if rollout.age_s is None else limits,
         policy=policy,
         hooks=hooks,
         partial_rollout=rollout.partial_rollout,
+        kv_share=rollout.kv_share,
     )
 
 

@@ -35,7 +35,11 @@ _ALIKE = Priority()
 
 
 class Policy(Protocol):
-    """Decides classes and ranks."""
+    """Decides classes and ranks.
+
+    It may have an `age_s`: seconds of waiting for a generation after which an item goes first,
+    unless the configuration says otherwise.
+    """
 
     @property
     def preempts(self) -> bool:
@@ -52,10 +56,19 @@ class Fcfs:
     """First come, first served: everything is low and ranks by the time it was queued."""
 
     preempts: bool = False
+    age_s: float = 0.0
+    """Whoever waits has aged, so that even a new episode keeps its turn: all advance alike, and
+    few are left at the end that have not begun."""
 
     def classify(self, standing: Standing) -> Priority:  # noqa: ARG002  # that is the policy
         """All alike."""
         return _ALIKE
+
+
+def age_of(policy: Policy) -> float:
+    """Return the policy's `age_s`; infinity where it has none."""
+    age_s: float = getattr(policy, "age_s", float("inf"))
+    return age_s
 
 
 @dataclass(frozen=True, slots=True)

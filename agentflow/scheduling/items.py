@@ -11,6 +11,7 @@ from priority.policies import Standing
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId
+    from priority.residency import Footprint
 
 
 class AbortReason(StrEnum):
@@ -26,6 +27,8 @@ class WorkItem(Standing):
     """One episode in the scheduler, as policies see it and more. Only the scheduler changes it."""
 
     episode: EpisodeId
+    arrived_at: float = 0.0
+    """When it was submitted."""
     stage: Stage = Stage.NEW
     high: bool = False
     """Gets slots first and may preempt a low generation."""
@@ -41,5 +44,7 @@ class WorkItem(Standing):
     """Set from the abort to the end of that generation."""
     partner: WorkItem | None = None
     """Of an item that waits for a slot: the generation being aborted for it; and the reverse."""
+    footprint: Footprint
+    """What it holds, or will hold again, in the engine's KV memory."""
     told: float | None = None
     """Tokens still to generate, as predicted after its last generation that was."""

@@ -18,11 +18,13 @@ from agentflow.scheduling.items import AbortReason, WorkItem
 from agentflow.scheduling.stages import FOR_GENERATION, IN_FLIGHT, LIVE, WAITING, Event
 from priority.ordered_set import OrderedSet
 from priority.rank_queue import RankQueue
+from priority.residency import Footprint
 from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId
     from priority.policies import Policy
+    from priority.residency import Residency
 
 
 _NEVER = float("inf")
@@ -45,6 +47,9 @@ class Limits:
     """Of one item over its life; then it is left alone."""
     age_s: float = _NEVER
     """An item that has waited this long for a generation goes first, whatever its class."""
+    together: int = 1
+    """So many generations begin at once where more wait than slots are free: a prefill stops every
+    decode, so that one for several costs less than one for each."""
 
 
 class ActionScheduler:
@@ -70,6 +75,8 @@ class ActionScheduler:
         """What is known from elsewhere; an item is ranked by it when it enters a queue."""
         self.detached = 0
         """Environments of interrupted episodes that will come back; they count as admitted."""
+        self.residency: Residency[WorkItem] | None = None
+        """Who may hold a context on the engine; None: everybody."""
         self.live = 0
         """Episodes between their first generation and their last command."""
         self.paused = False
@@ -83,7 +90,14 @@ class ActionScheduler:
         It must not wait for a start: starts may be waiting for the environment that it holds.
         """
         stage = at.PENDING if resumes else at.NEW
-        item = WorkItem(episode=episode, order=next(self._order), stage=stage, queued_at=now)
+        item = WorkItem(
+            episode=episode,
+            order=next(self._order),
+            stage=stage,
+            arrived_at=now,
+            queued_at=now,
+            footprint=Footprint(episode.uid),
+        )
         self.reclassify(item)
         self._queues[stage].add(item, first=resumes)
         return item
@@ -96,6 +110,14 @@ class ActionScheduler:
         self._leave(item)
         item.stage, item.queued_at = stage, now
         self._enter(item)
+        if self.residency is not None:
+            self._house(item, self.residency)
+
+    def holds(self, item: WorkItem, *, prompt: int, own: int) -> None:
+        """Take note of an item's context in tokens: its first prompt, and what came behind it."""
+        item.footprint = item.footprint._replace(prompt=prompt, own=own)
+        if self.residency is not None and item in self.residency:
+            self.residency.grow(item, item.footprint)
 
     def predict(self, item: WorkItem, tokens: float, *, generation: int) -> None:
         """Take a prediction of what is left; one made for an earlier generation is discarded."""
@@ -122,6 +144,8 @@ class ActionScheduler:
     def generate(self, now: float) -> list[WorkItem]:
         """Items whose generation begins now."""
         begun = list[WorkItem]()
+        if self._gathers():
+            return begun
         while self._has_slot() and (item := self.next(now)) is not None:
             self.advance(item, Event.DISPATCHED, now)
             begun.append(item)
@@ -157,7 +181,7 @@ class ActionScheduler:
         if (promised := self._queues[at.PROMISED].first()) is not None:
             return promised
         queues = [self._queues[at.RESUMING]]
-        if self.live < self._limits.live:  # or a pending item would join the live ones
+        if self.live < self._limits.live and self._may_enter():
             queues.append(self._queues[at.PENDING])
         if self._limits.age_s < _NEVER:
             since = now - self._limits.age_s
@@ -190,6 +214,31 @@ class ActionScheduler:
         """Who waits at each stage, in the order of service; an aged item goes before all of it."""
         return {stage: [*queue] for stage, queue in self._queues.items()}
 
+    def _gathers(self) -> bool:
+        """Whether free slots wait for more, to be filled together; never for a high item."""
+        resuming, promised = self._queues[at.RESUMING], self._queues[at.PROMISED]
+        waiting = len(resuming) + len(self._queues[at.PENDING])
+        enough = min(self._limits.together, self._limits.generations, waiting)
+        if self._limits.generations - len(self._generating) >= enough or promised:
+            return False
+        return (first := resuming.first()) is None or not first.high
+
+    def _may_enter(self) -> bool:
+        """Whether the engine has KV memory for the next pending item."""
+        item = self._queues[at.PENDING].first()
+        return item is None or self.residency is None or self.residency.fits(item.footprint)
+
+    def _house(self, item: WorkItem, residency: Residency[WorkItem]) -> None:
+        """Let in who begins to generate and out who needs no context; park who exceeds memory."""
+        if item.stage is at.GENERATING:
+            if item not in residency:
+                residency.enter(item, item.footprint)
+        elif item.stage is at.RESUMING:
+            if residency.exceeds(item):  # it is senior to all that have not begun
+                self.advance(item, Event.PARKED, item.arrived_at)
+        elif item.stage not in LIVE or item.stage is at.FINALIZING:
+            residency.leave(item)
+
     def _has_slot(self) -> bool:
         return not self.paused and len(self._generating) < self._limits.generations
 
@@ -219,7 +268,9 @@ class ActionScheduler:
         if item.aborting is not None:
             item.preemptions += stage is at.RESUMING and item.aborting is AbortReason.PREEMPTION
             item.aborting = None
-        if (place := self._places.get(stage)) is not None:
+        if stage is at.PENDING:
+            self._queues[at.PENDING].add(item, first=item.generations > 0)
+        elif (place := self._places.get(stage)) is not None:
             place.add(item)
             self.live += stage in LIVE
         if stage is at.GENERATING:
@@ -243,6 +294,10 @@ class ActionScheduler:
             if (cause := item.partner) is not None:
                 assert cause.partner is item
                 assert (cause.stage, cause.high, item.high) == (at.PROMISED, True, False)
+        if self.residency is not None:
+            self.residency.check()
+            inside = {item for stage, item in items if stage in LIVE and stage is not at.FINALIZING}
+            assert inside == set(self.residency)
         entitled = [i for i in self._queues[at.PROMISED] if i.partner is None]
         assert len(self._generating) + len(entitled) <= limits.generations
         assert all(v.aborting is None and not v.high for v in self._victims)

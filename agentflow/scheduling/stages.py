@@ -12,7 +12,7 @@ class Stage(StrEnum):
     NEW = "new"
     """Waits for an environment."""
     PENDING = "pending"
-    """Has an environment, waits for its first generation."""
+    """Has an environment, waits for its first generation, or for KV memory."""
     REWARD_QUEUED = "reward_queued"
     """Waits to be judged."""
     RESUMING = "resuming"
@@ -46,6 +46,8 @@ class Event(StrEnum):
     """The scheduler took it out of a queue: its action begins."""
     PREEMPTS = "preempts"
     """The scheduler aborts a generation for it."""
+    PARKED = "parked"
+    """The engine's KV memory is too small for those inside: it gives its context up, and waits."""
     STARTED = "started"
     NEEDS_GENERATION = "needs_generation"
     """The step ended and asks for a generation (also: a preempted one asks to go on)."""
@@ -80,6 +82,7 @@ TRANSITIONS: Final = {
     (PENDING, Event.DISPATCHED): GENERATING,
     (RESUMING, Event.DISPATCHED): GENERATING,
     (RESUMING, Event.PREEMPTS): PROMISED,
+    (RESUMING, Event.PARKED): PENDING,
     (PROMISED, Event.DISPATCHED): GENERATING,
     (GENERATING, Event.NEEDS_GENERATION): RESUMING,
     (GENERATING, Event.NEEDS_ENV_STEP): ENV_QUEUED,

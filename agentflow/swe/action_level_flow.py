@@ -30,6 +30,7 @@ from agentflow.scheduling import OUT, AbortReason, ActionScheduler, Event, Stage
 from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation, driven_by_actions
 from agentflow.swe.waiting_lines import ranking
 from agentflow.types import Cause, StepStatus, SyncMode
+from priority.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -104,6 +105,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._core = ActionScheduler(scheduling.limits, scheduling.policy)
         self._hooks = scheduling.hooks
         self._partial_rollout = scheduling.partial_rollout
+        self._kv_share = scheduling.kv_share
         self._episodes: dict[WorkItem, _Episode] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
@@ -166,6 +168,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._moved.set()
         try:
             if resumes:
+                self._take_note(episode)
                 self._core.detached -= 1
                 self._fire_replica_inflight(episode)
             await self._live(episode, new_turn)
@@ -229,6 +232,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def _processor_worker(self) -> None:
         """Give generation turns, and have generations aborted for those that must not wait."""
+        await self._learn_kv_memory()
         while True:
             now = self._runner.now()
             for item in self._core.generate(now):
@@ -236,6 +240,18 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             for item in self._core.preempt(now):
                 self._abort(item)
             await self._until_moved()
+
+    async def _learn_kv_memory(self) -> None:
+        """Keep contexts within the engine's KV memory, where that is asked for and known."""
+        if self._kv_share is None:
+            return
+        try:
+            info = await self.model.engine.info()
+        except EngineError as exc:
+            logger.warning("contexts may exceed KV memory, whose size is not known: %s", exc)
+            return
+        if info.kv_tokens is not None:
+            self._core.residency = Residency(info.kv_tokens, share=self._kv_share)
 
     async def _interaction_worker(self) -> None:
         """Give turns to what needs an environment: starts, commands, rewards."""
@@ -288,8 +304,16 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self.project_to_dc_sample(episode.sample, episode.dc_sample)
         self._advance(episode.item, Event.REWARDED)
 
+    def _take_note(self, episode: _Episode) -> None:
+        """Tell the core how long the episode's context is."""
+        record = episode.sample.record
+        prompt = record.prompt_len
+        self._core.holds(episode.item, prompt=prompt, own=len(record) - prompt)
+
     def _goes_on(self, episode: _Episode, state: PartialRolloutState) -> bool:
         """Queue what the episode needs next; False: nothing, it stops here."""
+        if self._core.residency is not None:
+            self._take_note(episode)
         event = _NEEDS.get(state.status)
         if event is None:
             return False

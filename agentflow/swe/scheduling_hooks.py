@@ -53,3 +53,6 @@ class Scheduling:
     hooks: SchedulingHooks = field(default_factory=NoHooks)
     partial_rollout: bool = True
     """An episode that a weight sync interrupts goes on with its tokens; False: it starts anew."""
+    kv_share: float | None = None
+    """Share of the engine's KV memory that the contexts of live episodes may take; None: all that
+    there are."""

@@ -17,6 +17,7 @@ from agentflow.scheduling import (
 )
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Policy
+from priority.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -274,3 +275,68 @@ def test_environments_of_interrupted_episodes_count_as_admitted() -> None:
     for i in range(3):
         s.submit(EpisodeId(uid=str(i)), 0.0)
     assert names(s.interact(0.0)) == ["0"]
+
+
+# --- generations that begin together, and KV memory -------------------------------------------
+
+
+def test_slots_are_filled_together_while_more_wait_and_at_once_when_few_do() -> None:
+    """One prefill for two; the last one waits for nobody."""
+    s = scheduler(generations=4, together=2)
+    items = arrive(s, 6)
+    assert names(s.generate(0.0)) == ["0", "1", "2", "3"]
+    s.advance(items[0], Event.NEEDS_ENV_STEP, 1.0)
+    assert s.generate(1.0) == []
+    s.advance(items[1], Event.NEEDS_ENV_STEP, 2.0)
+    assert names(s.generate(2.0)) == ["4", "5"]
+    s.advance(items[2], Event.NEEDS_GENERATION, 3.0)
+    assert names(s.generate(3.0)) == ["2"]
+
+
+def test_a_high_item_does_not_wait_for_company() -> None:
+    """It takes the one slot that is free."""
+    s = scheduler(FcfsPreempt(window=1, preempts=False), generations=2, together=2)
+    items = arrive(s, 4)
+    s.generate(0.0)
+    s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
+    assert names(s.generate(1.0)) == ["0"]
+
+
+def hold(s: ActionScheduler, item: WorkItem, own: int) -> None:
+    """End a generation and its command with so many tokens behind a prompt of 100."""
+    s.holds(item, prompt=100, own=own)
+    generation_ended(s, item)
+
+
+def test_new_episodes_wait_until_the_engine_has_memory_for_them() -> None:
+    """Two contexts fill it; the third enters when one has ended."""
+    s = scheduler(generations=3)
+    s.residency = Residency(300, share=1.0)
+    first, second, third = arrive(s, 3)
+    s.advance(first, Event.DISPATCHED, 0.0)
+    s.advance(second, Event.DISPATCHED, 0.0)
+    s.holds(first, prompt=100, own=20)
+    s.holds(second, prompt=100, own=20)
+    assert s.generate(0.0) == []
+    s.advance(first, Event.FAILED, 0.0)
+    assert names(s.generate(0.0)) == ["2"]
+    assert third in s.residency
+
+
+def test_the_newest_is_parked_when_contexts_have_outgrown_memory_and_comes_back_first() -> None:
+    """The oldest goes on; the parked one goes before those that never began."""
+    s = scheduler(generations=2)
+    s.residency = Residency(1000, share=1.0)
+    first, second, _ = arrive(s, 3)
+    assert names(s.generate(0.0)) == ["0", "1"]
+    hold(s, first, 300)
+    assert first.stage is Stage.RESUMING
+    s.advance(first, Event.DISPATCHED, 0.0)
+    hold(s, second, 600)
+    assert second.stage is Stage.PENDING
+    hold(s, first, 500)
+    s.advance(first, Event.DISPATCHED, 0.0)
+    assert s.generate(0.0) == []
+    s.advance(first, Event.TERMINATED, 0.0)
+    assert names(s.generate(0.0))[0] == "1"
+    s.check()

@@ -18,6 +18,7 @@ from agentflow.scheduling import (
 )
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Priority
+from priority.residency import Residency
 
 if TYPE_CHECKING:
     from priority.policies import Standing
@@ -55,8 +56,19 @@ class Machine(RuleBasedStateMachine):
         live=st.integers(1, 8),
         policy=st.sampled_from([Fcfs(), FcfsPreempt(window=3), Marked(), LongestPredictedFirst()]),
         age=st.sampled_from([3.0, float("inf")]),
+        together=st.integers(1, 3),
+        kv_tokens=st.sampled_from([None, 150, 400]),
     )
-    def start(self, generations: int, live: int, policy: Fcfs, age: float) -> None:
+    def start(
+        self,
+        *,
+        generations: int,
+        live: int,
+        policy: Fcfs,
+        age: float,
+        together: int,
+        kv_tokens: int | None,
+    ) -> None:
         """Make a scheduler with small limits."""
         limits = Limits(
             generations=generations,
@@ -67,8 +79,11 @@ class Machine(RuleBasedStateMachine):
             rewards=1,
             preemptions=1,
             age_s=age,
+            together=together,
         )
         self.scheduler = ActionScheduler(limits, policy)
+        if kv_tokens is not None:
+            self.scheduler.residency = Residency(kv_tokens)
         self.limits = limits
         self.now = 0.0
         self.count = 0
@@ -80,7 +95,7 @@ class Machine(RuleBasedStateMachine):
     def submit(self, n: int, *, resumes: bool) -> None:
         """Episodes arrive, new ones or interrupted ones with their environment."""
         for _ in range(n):
-            episode = EpisodeId(uid=str(self.count))
+            episode = EpisodeId(uid=str(self.count // 2), replica_index=self.count % 2)
             self.items.append(self.scheduler.submit(episode, self.now, resumes=resumes))
             self.count += 1
         self.pump()
@@ -102,6 +117,8 @@ class Machine(RuleBasedStateMachine):
         """Report an end, and see that a slot that was freed for somebody is theirs."""
         causes = [cause for cause, victim in self.promised.items() if victim is item]
         self.running.remove(item)
+        if item.stage is Stage.GENERATING:
+            self.scheduler.holds(item, prompt=10, own=item.footprint.own + 30)
         self.scheduler.advance(item, event, self.now)
         if item.stage is Stage.FINALIZING:
             self.running.append(item)
