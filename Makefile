@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 export AGENTFLOW_CACHE ?= $(HOME)/.cache/agentflow
 
-.PHONY: setup demo test check test-fast test-slow test-pypi test-docker test-sglang test-trainer docker \
-	sglang-cpu demo-llm soak clean
+.PHONY: setup demo test check test-fast test-slow test-pypi test-docker test-sglang test-trainer \
+	test-bench bench docker sglang-cpu demo-llm soak clean
 
 setup: $(VENV)/.ready
 
@@ -27,7 +27,7 @@ demo: setup
 	rm -rf runs/demo
 	$(BIN)/agentflow demo --out runs/demo
 
-test: check test-fast test-slow test-pypi test-docker test-sglang test-trainer demo
+test: check test-fast test-slow test-bench test-pypi test-docker test-sglang test-trainer demo
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -43,6 +43,16 @@ test-slow: setup
 
 test-pypi: setup
 	$(PYTEST) -m pypi
+
+# Schedules in virtual time, one seed, exactly as they were.
+test-bench: setup
+	$(BIN)/python -m benchmarks.gate rollout_quick
+
+# Every benchmark, and where it moved from its baseline. Accept what is meant to have moved with
+# `python -m benchmarks.gate NAME --refresh`.
+bench: setup
+	$(PIP) 'matplotlib>=3.8,<4'
+	scripts/with-docker.sh sh -c '$(IMAGE) && $(BIN)/python -m benchmarks.gate'
 
 IMAGE := $(BIN)/python -m agentflow.swe.environment.docker.base_image
 
