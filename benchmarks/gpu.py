@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.25
 """Between two looks at the GPU and the engine."""
 CPU_SLOTS: Final = 4
+_SHORT: Final = 100
+"""Tokens of a prompt: the toy model has fewer ids than a usual prompt is long."""
 
 
 def main() -> int:
@@ -53,7 +55,7 @@ def main() -> int:
             print("missing: the CPU server; `make sglang-cpu` installs it")
             return 2
         with CpuServer(layout, layout.checkpoint("a")) as server:
-            work = make_workload(episodes=8, turns=3, slots=CPU_SLOTS, containers=8)
+            work = make_workload(episodes=8, turns=3, slots=CPU_SLOTS, containers=8, prompt=_SHORT)
             return _compare(work, server.url, nvml=None, path=options.json)
     nvml = _nvml()
     missing = [] if nvml is not None else ["a GPU that NVML sees (`pip install nvidia-ml-py`)"]

@@ -42,7 +42,9 @@ class Workload(TypedDict):
     """Environments at once."""
 
 
-def make_workload(*, episodes: int, turns: int, slots: int, containers: int) -> Workload:
+def make_workload(
+    *, episodes: int, turns: int, slots: int, containers: int, prompt: int = 400
+) -> Workload:
     """Draw one, always the same."""
     rng = random.Random(0)  # noqa: S311  # a workload, not a secret
     return Workload(
@@ -50,7 +52,7 @@ def make_workload(*, episodes: int, turns: int, slots: int, containers: int) -> 
             Episode(
                 uid=f"{number:04d}",
                 start_s=round(rng.uniform(0.2, 0.6), 3),
-                prompt=400,
+                prompt=prompt,
                 tokens=rng.randint(8, 40),
                 commands_s=[
                     round(min(rng.lognormvariate(-1.6, 1.0), 3.0), 3)
