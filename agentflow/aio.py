@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentflow.errors import AgentflowError
@@ -39,11 +40,14 @@ class boundary:  # noqa: N801  # reads as the statement that it is
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end even when cancelled meanwhile, also repeatedly; then raise that."""
-    task = asyncio.get_running_loop().create_task(work, name=SHIELDED)
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work, name=SHIELDED)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
+        ended: asyncio.Future[None] = loop.create_future()
+        task.add_done_callback(partial(_tell, ended))
         try:
-            await asyncio.wait([task])
+            await ended  # unlike the task itself, it may be cancelled
         except asyncio.CancelledError as exc:
             cancelled = exc
     if cancelled is not None:
@@ -51,6 +55,11 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
             raise cancelled from failure
         raise cancelled
     return task.result()
+
+
+def _tell(ended: asyncio.Future[None], _task: object) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 async def beside(

@@ -49,10 +49,14 @@ class JsonlEvents:
 
     def emit(self, kind: str, episode: EpisodeId | None = None, /, **facts: Any) -> None:
         """Buffer one event."""
-        record: dict[str, Any] = {"t": self._now(), "wall": self._wall_time(), "kind": kind}
-        if episode is not None:
-            record["uid"], record["replica_index"] = episode
-        line = orjson.dumps(record | facts, str, orjson.OPT_APPEND_NEWLINE)
+        now, wall = self._now(), self._wall_time()
+        if episode is None:
+            record = {"t": now, "wall": wall, "kind": kind, **facts}
+        else:
+            uid, index = episode
+            head = {"t": now, "wall": wall, "kind": kind, "uid": uid, "replica_index": index}
+            record = head | facts if facts else head
+        line = orjson.dumps(record, str, orjson.OPT_APPEND_NEWLINE)
         with self._lock:
             if self._closed or self.failure is not None:
                 return
