@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from docker_tools import PATIENCE_S, docker
 
+from agentflow.errors import EpisodeError
 from agentflow.swe.environment.docker import DockerEnvBuilder
 from agentflow.swe.environment.docker.errors import EngineGone
 from agentflow.types import ContainerSpec
@@ -79,6 +80,23 @@ async def test_a_command_that_ends_while_the_engine_is_away(
     assert command.result().exit_code == 4
     assert command.result().output.endswith(b"".join(b"%d\n" % i for i in range(1, 20001)))
     await env.stop()
+
+
+async def test_a_command_beside_another_is_not_told_as_killed(
+    builder: DockerEnvBuilder, mortal: MortalEngine
+) -> None:
+    """The engine takes its session along, which is no doing of the policy's."""
+    env = await builder.start(ContainerSpec())
+    await env.execute("mkfifo up")
+    first = asyncio.ensure_future(env.execute("sleep 1000", timeout_s=900))
+    beside = asyncio.ensure_future(env.execute("echo > up; sleep 1000", timeout_s=900))
+    await env.execute("read < up")
+    await asyncio.to_thread(mortal.restart)
+    with pytest.raises(EngineGone, match="went away under a command"):
+        await beside
+    await env.stop()
+    with pytest.raises(EpisodeError):
+        await first
 
 
 async def test_an_engine_that_stays_away_is_told(mortal: MortalEngine) -> None:

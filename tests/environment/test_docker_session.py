@@ -15,7 +15,7 @@ import pytest
 
 from agentflow.sim.clock import run_virtual
 from agentflow.swe.environment.docker import wire
-from agentflow.swe.environment.docker.errors import ContainerDied, StreamLost
+from agentflow.swe.environment.docker.errors import ContainerDied, EngineGone, StreamLost
 from agentflow.swe.environment.docker.session import HelperSession
 from agentflow.swe.environment.docker.shell_session import ShellSession
 from agentflow.swe.environment.docker.wire import Command, Ended
@@ -76,6 +76,7 @@ class PaperContainer:
         self.started: list[int] = []
         self.runs = asyncio.Event()
         self.dead = False
+        self.killed = False
         self.no_connection = False
         self.ends_after_hello = False
 
@@ -92,6 +93,10 @@ class PaperContainer:
         """Answer for the engine."""
         if self.dead:
             raise ContainerDied("dead")
+
+    async def was_killed(self) -> bool:
+        """Answer for the engine about a process beside PID 1."""
+        return self.killed
 
     def answers(self, payload: bytes) -> list[bytes]:
         """Reply as `helper/command.c` does."""
@@ -303,3 +308,28 @@ def test_a_shell_whose_container_died_in_silence_is_told() -> None:
             await command
 
     within_patience(main())
+
+
+@pytest.mark.parametrize(
+    ("make", "stream"),
+    [(lambda c: HelperSession(c, durable=False), PaperStream), (ShellSession, PaperShell)],
+    ids=["helper", "shell"],
+)
+def test_the_engines_end_is_no_kill_by_the_command(
+    make: Callable[[PaperContainer], HelperSession | ShellSession], stream: type[PaperStream]
+) -> None:
+    """A restart takes along what runs beside PID 1; only a signal is the command's own doing."""
+
+    async def main(*, killed: bool) -> Ended:
+        container = PaperContainer(stream)
+        session = make(container)
+        await session.open()
+        command = asyncio.ensure_future(session.run(ENDLESS))
+        await asyncio.wait({command}, timeout=1)
+        container.killed = killed
+        container.streams[0].break_off()
+        return await command
+
+    assert run_virtual(main(killed=True)).exit_code == 137
+    with pytest.raises(EngineGone, match="went away under a command"):
+        run_virtual(main(killed=False))

@@ -166,7 +166,6 @@ class DockerEnvBuilder:
             facts={"image": spec.image, **(self._facts or {})},
             commands=self._commands,
             nursery=self._nursery,
-            runner=self._runner,
             ended=ended,
         )
         self._envs[name] = env

@@ -29,6 +29,10 @@ EXIT_TTL = 75
 """The helper's exit code after its time of silence."""
 EXIT_REBOOT = frozenset({129, 130})
 """SIGHUP and SIGINT on PID 1: what reboot(2) in a container's own namespace does to it."""
+SIGNALLED = 128
+"""Below the exit code of a process that a signal ended."""
+EXIT_LOOKS = 20
+"""An engine says "running" for some milliseconds after the end of a process."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0
 """Pauses between questions to an engine that is away; a restart takes about half a second."""
 
@@ -43,6 +47,8 @@ class Container:
         self._runner = runner
         self.exec_argv: Sequence[str] | None = None
         """What to run for a session beside PID 1; None attaches to PID 1."""
+        self._process = ""
+        """The engine's name for what `exec_argv` ran last."""
 
     async def connect(
         self, received: Callable[[bytes], None], lost: Callable[[], None]
@@ -51,11 +57,25 @@ class Container:
         if self.exec_argv is None:
             return await self.engine.attach(self.name, received=received, lost=lost)
         try:
-            return await self.engine.exec_stream(
-                self.name, self.exec_argv, received=received, lost=lost
-            )
+            self._process = await self.engine.create_exec(self.name, self.exec_argv)
+            return await self.engine.exec_stream(self._process, received=received, lost=lost)
         except (EngineRefused, EngineSilent) as error:
             raise StreamLost(str(error)) from error
+
+    async def was_killed(self) -> bool:
+        """Whether a signal ended the process that `connect` ran beside PID 1.
+
+        False where only the connection broke, or the engine was restarted and has forgotten it.
+        """
+        for _ in range(EXIT_LOOKS):
+            try:
+                code = await self.engine.exec_code(self._process)
+            except (EngineRefused, EngineSilent):
+                return False
+            if code is not None:
+                return code > SIGNALLED
+            await asyncio.sleep(FIRST_RETRY_S)
+        return False
 
     async def ensure_running(self) -> None:
         """Return when it runs, waiting for an engine that is away.

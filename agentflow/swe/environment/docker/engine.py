@@ -12,6 +12,7 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,6 @@ class Engine:
         requests = self._docker.api.client.requests
         errors = self._docker.errors
         try:
-            self._knock()
             return request()
         except errors.APIError as error:
             message = str(error.explanation or error)
@@ -92,15 +92,15 @@ class Engine:
         except (requests.exceptions.RequestException, errors.DockerException, OSError) as error:
             raise EngineSilent(f"engine at {self.host}: {error}") from error
 
-    def _knock(self) -> None:
-        """Raise OSError where nobody listens: the SDK would not close the socket that it tried."""
+    def _connect(self) -> Any:
+        """Connect; where nobody listens the OSError says so in plainer words than the SDK's."""
+        from agentflow.swe.environment.docker.client import Client  # noqa: PLC0415  # optional
+
         if self.address.unix is not None:
             with socket.socket(socket.AF_UNIX) as knock:
                 knock.settimeout(self._timeout_s)
                 knock.connect(self.address.unix)
-
-    def _connect(self) -> Any:
-        return self._docker.APIClient(
+        return Client(
             **self._arguments,
             timeout=self._timeout_s,
             max_pool_size=CONNECTIONS,
@@ -195,13 +195,14 @@ class Engine:
         found = await self.call(lambda c: c.containers(all=True, filters={"label": label}))
         return list(found)
 
-    async def oom_events(self, container: str, *, since: float, until: float) -> int:
-        """Count `oom` events between two times (seconds since the epoch of the engine's clock)."""
+    async def oom_events(self, container: str, *, within_s: float) -> int:
+        """Count the `oom` events of the last seconds, by the engine's own clock."""
 
         def request(client: Any) -> int:
+            now = datetime.fromisoformat(client.info()["SystemTime"]).timestamp()
             found = client.events(
-                since=int(since),
-                until=int(until) + 1,
+                since=int(now - within_s),
+                until=int(now) + 1,
                 decode=True,
                 filters={"container": container, "event": "oom"},
             )
@@ -249,22 +250,27 @@ class Engine:
         path = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         return await RawStream.open(self.address, path, received=received, lost=lost)
 
+    async def create_exec(self, container: str, argv: Sequence[str]) -> str:
+        """Prepare to run `argv` beside PID 1. Raises EngineRefused."""
+        return str(
+            await self.call(lambda c: c.exec_create(container, list(argv), stdin=True)["Id"])
+        )
+
     async def exec_stream(
-        self,
-        container: str,
-        argv: Sequence[str],
-        *,
-        received: Callable[[bytes], None],
-        lost: Callable[[], None],
+        self, process: str, *, received: Callable[[bytes], None], lost: Callable[[], None]
     ) -> RawStream:
-        """Run `argv` beside PID 1 and connect to it. Raises StreamLost, EngineRefused."""
-        made = await self.call(
-            lambda client: client.exec_create(container, list(argv), stdin=True)["Id"]
-        )
+        """Run what `create_exec` prepared and connect to it. Raises StreamLost."""
         body = {"Detach": False, "Tty": False}
-        return await RawStream.open(
-            self.address, f"/exec/{made}/start", body=body, received=received, lost=lost
-        )
+        path = f"/exec/{process}/start"
+        return await RawStream.open(self.address, path, body=body, received=received, lost=lost)
+
+    async def exec_code(self, process: str) -> int | None:
+        """Return the exit code of what `exec_stream` ran, None while it runs.
+
+        Raises EngineRefused where the engine has forgotten it, as it does over a restart.
+        """
+        found = await self.call(lambda client: client.exec_inspect(process))
+        return None if found["Running"] else int(found["ExitCode"])
 
 
 def _import_sdk() -> Any:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from agentflow.protocols import Runner
     from agentflow.swe.environment.docker.config import DockerConfig
     from agentflow.swe.environment.docker.container import Container
     from agentflow.swe.environment.docker.files import Files
@@ -51,7 +50,6 @@ class DockerEnv:
         facts: Mapping[str, Any],
         commands: Stage,
         nursery: Nursery,
-        runner: Runner,
         ended: Callable[[], None],
     ) -> None:
         self.container = container
@@ -61,7 +59,6 @@ class DockerEnv:
         self._facts = facts
         self._commands = commands
         self._nursery = nursery
-        self._runner = runner
         self._ended = ended
         self._files: Files = (HelperFiles if session.has_helper else ShellFiles)(
             self._run_for_files
@@ -292,10 +289,9 @@ class DockerEnv:
         """Ask the engine where the container's cgroup could not be read, and only then."""
         if not ended.flags & EndFlag.OOM_UNKNOWN or ended.exit_code != KILLED:
             return False
-        until = self._runner.wall_time()
-        since = until - ended.duration_s - 1
+        within_s = ended.duration_s + 1
         try:
-            return await self.container.engine.oom_events(self.name, since=since, until=until) > 0
+            return await self.container.engine.oom_events(self.name, within_s=within_s) > 0
         except (EngineRefused, EngineSilent):
             return False
 

@@ -49,6 +49,10 @@ class Host(Protocol):
         """Return when the container runs; raises the typed error when it is gone."""
         ...
 
+    async def was_killed(self) -> bool:
+        """Whether a signal ended the process beside PID 1, and not just the connection to it."""
+        ...
+
 
 class Link:
     """One connection; used by one task at a time."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import wire
-from agentflow.swe.environment.docker.errors import ContainerDied, StreamLost
+from agentflow.swe.environment.docker.errors import ContainerDied, EngineGone, StreamLost
 from agentflow.swe.environment.docker.link import Host, Link
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class HelperSession:
     """The static helper's: frames over an attach to PID 1, or over an exec beside it.
 
     A helper that is not PID 1 is not `durable`: a command can kill it, and then its end is told as
-    a kill, never run again.
+    a kill, never run again. An engine that is restarted ends it too, which is told as EngineGone.
     """
 
     has_helper = True
@@ -126,8 +126,14 @@ class HelperSession:
                 await self._drop_link()
                 await self._after_loss(attempt)
                 if not self._durable:
-                    return _killed_with_its_helper(self._current)
+                    return await self._end_with_its_helper()
         raise ContainerDied("the container runs, but its session does not answer")
+
+    async def _end_with_its_helper(self) -> Ended:
+        """Tell a kill by the command from the loss of the engine, which takes the helper along."""
+        if not await self._host.was_killed():
+            raise EngineGone("the engine went away under a command that ran beside another one")
+        return _killed_with_its_helper(self._current)
 
     async def _reconnect(self) -> None:
         """Before a first command on a new connection: whatever is wrong comes out typed."""

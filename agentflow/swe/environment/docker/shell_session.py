@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agentflow.errors import EnvDied
-from agentflow.swe.environment.docker.errors import ContainerDied, StreamLost
+from agentflow.swe.environment.docker.errors import ContainerDied, EngineGone, StreamLost
 from agentflow.swe.environment.docker.kept_output import KeptOutput
 from agentflow.swe.environment.docker.wire import Ended, EndFlag
 
@@ -143,6 +143,8 @@ class ShellSession:
         except StreamLost:  # the shell was killed: by us at the deadline, or by the command
             await self.close()
             await self._host.ensure_running()
+            if not flags and not await self._host.was_killed():
+                raise EngineGone("the engine went away under a command of the shell") from None
             status = SIGKILL
             flags |= EndFlag.KILLED
         return Ended(
