@@ -8,9 +8,7 @@ import posixpath
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from agentflow.errors import ConfigError, EnvDied, EnvStartFailed
+from agentflow.errors import EnvDied, EnvStartFailed
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.docker.config import DockerConfig
 from agentflow.swe.environment.docker.engine import Engine
@@ -18,11 +16,10 @@ from agentflow.swe.environment.docker.env import DockerEnv
 from agentflow.swe.environment.docker.errors import (
     EngineRefused,
     EngineSilent,
-    EngineUnavailable,
     HelperGone,
     StreamLost,
 )
-from agentflow.swe.environment.docker.helper import MACHINES
+from agentflow.swe.environment.docker.ground import Ground
 from agentflow.swe.environment.docker.images import Image, Images
 from agentflow.swe.environment.docker.launch import Launched, Launcher
 from agentflow.swe.environment.docker.leases import EnvLease, LeaseBook
@@ -36,7 +33,6 @@ from agentflow.swe.environment.docker.owner import (
 )
 from agentflow.swe.environment.docker.pool import Pool
 from agentflow.swe.environment.docker.sweep import sweep
-from agentflow.swe.environment.docker.volume import ensure_helper_volume
 from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
@@ -62,14 +58,13 @@ class DockerEnvBuilder:
     def __init__(
         self, subconf: Mapping[str, Any] | DockerConfig, *, runner: Runner | None = None
     ) -> None:
-        self._config = config = _parse(subconf)
+        self._config = config = DockerConfig.parse(subconf)
         self._own_runner = AsyncioRunner() if runner is None else None
         self._runner: Runner = runner or self._own_runner or AsyncioRunner()
         self.engine = Engine(
             host=config.docker_host, timeout_s=config.engine_timeout_s, runner=self._runner
         )
         self._nursery = Nursery()
-        self._images = Images(self.engine, pull=config.pull)
         self._launcher = Launcher(self.engine, config, nursery=self._nursery, runner=self._runner)
         self._starting = Stage(config.max_starting, self._runner)
         self._live = Stage(config.max_live, self._runner)
@@ -77,9 +72,14 @@ class DockerEnvBuilder:
         self._commands = Stage(config.max_commands, self._runner)
         self._pool = Pool(config.pool_size, self._launch, self._nursery)
         self._book = LeaseBook()
-        self._volumes: dict[str, str | None] = {}
-        self._preparing = asyncio.Lock()
-        self._facts: dict[str, str] | None = None
+        self._ground = Ground(
+            self.engine,
+            config,
+            book=self._book,
+            images=Images(self.engine, pull=config.pull),
+            launcher=self._launcher,
+            runner=self._runner,
+        )
         self._envs: dict[str, DockerEnv] = {}
         self._releases: dict[str, Callable[[], None]] = {}
         self._leased: dict[str, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
@@ -104,7 +104,7 @@ class DockerEnvBuilder:
             raise
 
     async def _start(self, spec: ContainerSpec) -> DockerEnv:
-        image = await self._image(spec.image or self._config.image)
+        image = await self._ground.image(spec.image or self._config.image)
         reward = spec.labels.get(PURPOSE_LABEL) == REWARD
         room = self._rewards if reward else self._live
         await room.acquire(urgent=reward)
@@ -128,10 +128,14 @@ class DockerEnvBuilder:
     ) -> Launched:
         async with self._starting.slot(urgent=urgent):
             try:
-                return await self._launcher.launch(image, await self._volume(image), labels or {})
+                return await self._launcher.launch(
+                    image, await self._ground.volume(image), labels or {}
+                )
             except HelperGone:  # `agentflow clean` ran while nothing used the volume
-                self._volumes.pop(image.architecture, None)
-                return await self._launcher.launch(image, await self._volume(image), labels or {})
+                self._ground.forget_volume(image)
+                return await self._launcher.launch(
+                    image, await self._ground.volume(image), labels or {}
+                )
 
     async def _make_workdir(self, env: DockerEnv) -> None:
         """Make the workdir, by the means and with the rights that commands have."""
@@ -163,62 +167,13 @@ class DockerEnvBuilder:
             session=launched.session,
             spec=replace(spec, workdir=posixpath.normpath(spec.workdir)),
             config=self._config,
-            facts={"image": spec.image, **(self._facts or {})},
+            facts={"image": spec.image, **self._ground.facts},
             commands=self._commands,
             nursery=self._nursery,
             ended=ended,
         )
         self._envs[name] = env
         return env
-
-    async def _image(self, name: str) -> Image:
-        """Find an image, and on the first one prepare the engine."""
-        image = await self._images.find(name)
-        async with self._preparing:
-            if self._facts is None:
-                try:
-                    self._facts = await self._greet_engine()
-                except EngineSilent as error:
-                    raise EngineUnavailable(str(error)) from error
-        return image
-
-    async def _greet_engine(self) -> dict[str, str]:
-        """Remove what dead owners left here, and read what the engine says about itself."""
-        await sweep(self.engine, book=self._book, now=self._runner.wall_time())
-        facts = await self.engine.facts()
-        self._launcher.attaches = not facts.podman
-        return {
-            "system": "Linux",
-            "machine": facts.machine,
-            "release": facts.release,
-            "version": facts.version,
-        }
-
-    async def _volume(self, image: Image) -> str | None:
-        """Return the helper's volume for an image; None asks for the shell session."""
-        if self._config.session == "shell":
-            return None
-        async with self._preparing:
-            if image.architecture not in self._volumes:
-                try:
-                    self._volumes[image.architecture] = await ensure_helper_volume(
-                        self.engine,
-                        image=image.id,
-                        architecture=image.architecture,
-                        now=self._runner.wall_time(),
-                    )
-                except EngineSilent as error:
-                    raise EngineUnavailable(str(error)) from error
-                except EngineRefused as error:
-                    raise EnvStartFailed(f"the helper's volume: {error}") from error
-        volume = self._volumes[image.architecture]
-        if volume is None and self._config.session == "helper":
-            known = ", ".join(sorted(MACHINES))
-            raise EnvStartFailed(
-                f"session 'helper': none for architecture {image.architecture!r} (only {known});"
-                " 'auto' uses the shell there"
-            )
-        return volume
 
     # --- leases -------------------------------------------------------------------------------
 
@@ -292,7 +247,7 @@ class DockerEnvBuilder:
         return await self._nursery.shielded(self._attach(lease), name=f"attach {lease.container}")
 
     async def _attach(self, lease: EnvLease) -> DockerEnv:
-        image = await self._image(lease.image)
+        image = await self._ground.image(lease.image)
         if lease.container in self._leased:
             release, timer = self._leased.pop(lease.container)
             timer.cancel()
@@ -307,7 +262,7 @@ class DockerEnvBuilder:
         return self._env(launched, _spec_of(lease), release)
 
     async def _attached(self, lease: EnvLease, image: Image) -> Launched:
-        volume = await self._volume(image)
+        volume = await self._ground.volume(image)
         container, session = self._launcher.container(lease.container, shell=volume is None)
         try:
             await container.ensure_running()
@@ -390,7 +345,7 @@ class DockerEnvBuilder:
 
     async def _remove_stragglers(self) -> None:
         """Remove what the engine made after we had given it up, and what dead owners left."""
-        if self._facts is None:
+        if not self._ground.facts:
             return
         now = self._runner.wall_time()
         try:
@@ -418,17 +373,3 @@ def _spec_of(lease: EnvLease) -> ContainerSpec:
     return ContainerSpec(
         image=lease.image, workdir=lease.workdir, env=lease.env, labels=lease.labels
     )
-
-
-def _parse(subconf: Mapping[str, Any] | DockerConfig) -> DockerConfig:
-    """Check a section. Raises ConfigError naming each bad field and its value."""
-    if isinstance(subconf, DockerConfig):
-        return subconf
-    try:
-        return DockerConfig.model_validate(dict(subconf))
-    except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}"
-            for fault in error.errors()
-        ]
-        raise ConfigError("docker environment: " + "; ".join(faults)) from error

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class DockerConfig(BaseModel):
@@ -76,3 +81,17 @@ class DockerConfig(BaseModel):
     """Containers of judges; their own limit, so that episodes and judges never wait in a circle."""
     pool_size: int = Field(default=0, ge=0)
     """Containers kept ready for each image in use."""
+
+    @classmethod
+    def parse(cls, subconf: Mapping[str, Any] | DockerConfig) -> DockerConfig:
+        """Check a section. Raises ConfigError naming each bad field and its value."""
+        if isinstance(subconf, DockerConfig):
+            return subconf
+        try:
+            return cls.model_validate(dict(subconf))
+        except ValidationError as error:
+            faults = [
+                f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}"
+                for fault in error.errors()
+            ]
+            raise ConfigError("docker environment: " + "; ".join(faults)) from error
