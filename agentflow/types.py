@@ -299,6 +299,8 @@ class EpisodeFacts:
     environment_s: float = 0.0
     """Starts and commands."""
     reward_s: float = 0.0
+    image: str = ""
+    """What its environment was made of, by its digest; "" where environments have no image."""
     submission: str = ""
     """What the agent printed on submitting."""
     patch: str | None = None

@@ -49,6 +49,7 @@ def sample_row(sample: RolloutSample, *, trajectory: str | None = None) -> dict[
         "environment_s": facts.environment_s,
         "reward_s": facts.reward_s,
         "submission": facts.submission,
+        "image": facts.image,
         "patch": facts.patch,
         "verdict": facts.verdict,
         "tokens": tokens_name(sample.episode.key),

@@ -309,6 +309,7 @@ class SWEAgentFlow:
             if not ready:
                 await shielded(env.stop())
         self._envs[sample.episode] = env
+        sample.m.rollout.image = str(env.template_vars().get("image", ""))
         _attach(sample, env)
         await self._lease(sample, env)
         sample.m.rollout.environment_s += self._runner.now() - began
@@ -422,7 +423,9 @@ class SWEAgentFlow:
 
     async def _judge(self, sample: SWESample) -> None:
         spec = sample.m.data.container_args
-        spec = replace(spec, labels={**spec.labels, "agentflow.purpose": "reward"})
+        image = sample.m.rollout.image or spec.image
+        labels = {**spec.labels, "agentflow.purpose": "reward"}
+        spec = replace(spec, image=image, labels=labels)
         with boundary(EnvStartFailed):
             env = await self.env.start(spec)
         try:
@@ -453,6 +456,7 @@ class SWEAgentFlow:
             generation_s=model.generation_s,
             environment_s=rollout.environment_s,
             reward_s=rollout.reward_s,
+            image=rollout.image,
             submission=rollout.submission,
             patch=rollout.patch,
             verdict=rollout.verdict,

@@ -51,6 +51,8 @@ class SWERollout:
     """How the agent left."""
     ending: Ending | None = None
     """Why the episode ended."""
+    image: str = ""
+    """What the environment was made of, by its digest; the judge's is made of the same."""
     submission: str = ""
     """What the agent printed on submitting."""
     patch: str | None = None

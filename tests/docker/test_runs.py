@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attacks import ATTACKS
@@ -32,11 +32,14 @@ def run_arguments(out: Path, *more: str) -> list[str]:
     return [*AGENTFLOW, "run", "--env", "docker", "--out", str(out), *more]
 
 
+def samples(out: Path) -> list[dict[str, Any]]:
+    """Read a run's samples."""
+    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+
+
 def rewards(out: Path) -> dict[str, float]:
     """Read what a run's episodes got."""
-    lines = (out / "samples.jsonl").read_text().splitlines()
-    samples = [json.loads(line) for line in lines]
-    return {sample["instance_id"]: sample["reward"] for sample in samples}
+    return {sample["instance_id"]: sample["reward"] for sample in samples(out)}
 
 
 @pytest.mark.parametrize(("policy", "reward"), [("oracle", 1.0), ("noop", 0.0)])
@@ -52,6 +55,7 @@ def test_tasks_that_ship(
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list(rewards(out).values()) == [reward] * count
+    assert all(sample["image"].startswith("sha256:") for sample in samples(out))
 
 
 # --- cheats -----------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ class Env:
         raise FileNotFoundError(path)
 
     def template_vars(self) -> dict[str, Any]:
-        """Nothing to tell."""
-        return {}
+        """Say what image its tag stands for."""
+        return {"image": "sha256:1"}
 
     async def stop(self) -> None:
         """Leave the builder's list."""
@@ -127,12 +127,15 @@ class EnvBuilder:
     """Set when a command hangs."""
     started: int = 0
     live: set[str] = field(default_factory=set)
+    images: list[str] = field(default_factory=list)
+    """What was asked for."""
 
     async def start(self, spec: ContainerSpec) -> Env:
         """Start one."""
         if self.fail is not None:
             raise self.fail
         self.started += 1
+        self.images.append(spec.image)
         env = Env(self, f"{spec.labels['agentflow.episode']}-{self.started}")
         self.live.add(env.name)
         return env

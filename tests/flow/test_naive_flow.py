@@ -70,6 +70,13 @@ async def test_submitted_episode_is_judged_in_a_second_environment(parts: Parts)
     assert sample.facts.turns == 2
 
 
+async def test_the_judges_image_is_the_episodes_by_its_digest(parts: Parts) -> None:
+    """A tag that moves while an episode runs changes no score; the sample says what it was."""
+    sample = await NaiveFlow(parts.flow())(new_sample())
+    assert parts.envs.images == ["", "sha256:1"]
+    assert sample.facts.image == "sha256:1"
+
+
 async def test_arrays_are_aligned(parts: Parts) -> None:
     """Ids, mask, log-probs and versions have the response's length, prompts come before."""
     sample = await NaiveFlow(parts.flow())(new_sample())
