@@ -105,6 +105,10 @@ class Env:
             await asyncio.get_running_loop().create_future()
         return CommandResult(exit_code=0, output=command.encode())
 
+    def template_vars(self) -> dict[str, Any]:
+        """Nothing to tell."""
+        return {}
+
     async def stop(self) -> None:
         """Be gone, or never."""
         if self.hang_stop:
