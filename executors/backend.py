@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
     from executors.groups import Group
-    from executors.journal_schema import Contents
     from executors.prompts import Prompt
     from executors.sync_backend import SyncRolloutBackend
 
@@ -111,7 +110,7 @@ class RolloutBackend:
         """
         path = Path(path)
         config = resumed_config(path)
-        if not (path / journal_schema.FILE).is_file():
+        if not config.rollout.journal:
             raise ConfigError(f"{path} has no {journal_schema.FILE}: the run kept no journal")
         return cls(config, resume=True, **keywords)
 
@@ -127,7 +126,6 @@ class RolloutBackend:
         """Reach the engine and start working. Raises ConfigError; nothing is left behind then."""
         if self._parts is not None:
             raise RuntimeError("the backend was started already; make a new one")
-        left = journal_schema.read(self._journal_path()) if self._resumes else None
         try:
             self._parts = await BackendParts.build(
                 self._config,
@@ -136,25 +134,24 @@ class RolloutBackend:
                 make=self._make_engine,
                 tasks=self.tasks,
                 observer=_Forgets(self._open),
-                left=left,
+                resume=self._resumes,
             )
+            self._parts.set_version(self._version)
+            here = self._restore(self._parts)
         except BaseException:
             await self._stack.aclose()
             raise
-        self._parts.set_version(self._version)
-        here = self._restore(left, self._parts) if left is not None else set[str]()
         for issued in self._open.values():
             if issued.uid not in here:
                 self._parts.coordinator.add(issued.samples())
         self._working = asyncio.get_running_loop().create_task(self._work(), name="rollouts")
 
-    def _journal_path(self) -> Path:
-        return Path(str(self._config.run.out)) / journal_schema.FILE
-
-    def _restore(self, left: Contents, parts: BackendParts) -> set[str]:
+    def _restore(self, parts: BackendParts) -> set[str]:
         """Take over what an earlier process left, as far as it is wanted; returns its uids."""
+        here, left = set[str](), parts.left
+        if left is None:
+            return here
         assert parts.journal is not None
-        here = set[str]()
         for uid, members in left.groups.items():
             wanted = uid in self._open if self._loaded else uid not in left.acked
             if not wanted or members[0].sample.validate:  # nobody waits for it any more

@@ -20,7 +20,7 @@ from executors.hooks import CoordinatorHooks
 from executors.journal import Journal
 from executors.logs import logging_to
 from executors.observers import Observers
-from executors.resuming import carried_tokens
+from executors.resuming import carried_tokens, read_journal
 from executors.run_dir import RunDir, RunStatus
 from executors.run_rows import read_rows
 from executors.scheduling import scheduling_facts
@@ -68,6 +68,8 @@ class BackendParts:
     ) -> None:
         self.events: EventSink = NullEvents()
         self.watch: Watch | None = None
+        self.left: Contents | None = None
+        """Of an earlier process."""
         if run_dir is not None:
             events = self.events = JsonlEvents(run_dir.path / "events.jsonl", runner)
             self.watch = Watch(run_dir.path, events, runner=runner, config=config, held=True)
@@ -101,20 +103,25 @@ class BackendParts:
         make: EngineMaker,
         tasks: Sequence[Mapping[str, Any]],
         observer: BookObserver,
-        left: Contents | None = None,
+        resume: bool = False,
     ) -> BackendParts:
-        """Make them, over what is `left` of an earlier process; `stack` takes them down."""
+        """Make them, or go on with what an earlier process left; `stack` takes them down."""
         stack.callback(runner.close)
-        run_dir = None
+        run_dir = left = None
         if config.run.out is not None:
             run_dir = RunDir(Path(config.run.out), runner=runner)
-            if left is None:
+            if resume:
+                stack.callback(run_dir.close)
+                run_dir.take_over()
+                left = read_journal(run_dir.path)
+            else:
                 run_dir.check()
         parts = cls(config, make(config, tasks), runner, run_dir=run_dir, observer=observer)
         stack.push_async_callback(_on_flow_worker, runner, parts.meter.close)
         reach = partial(reach_engine, parts.meter, url=str(config.engine.url))
         model = await runner.on_flow_worker(reach())
-        parts.open_run_dir(stack, model=model.name, left=left)
+        parts.left = left
+        parts.open_run_dir(stack, model=model.name)
         flow = load_flow(
             config,
             parts.access,
@@ -143,19 +150,17 @@ class BackendParts:
         self.workers = [worker]
         self.sync = WeightSync(self.workers, engines, runner=self._runner, events=self.events)
 
-    def open_run_dir(
-        self, stack: contextlib.AsyncExitStack, *, model: str, left: Contents | None
-    ) -> None:
+    def open_run_dir(self, stack: contextlib.AsyncExitStack, *, model: str) -> None:
         """Keep what ends, where `run.out` says so."""
         if self.run_dir is None or self.watch is None:
             return
         stack.callback(self.watch.close)
         self.watch.serve()
         stack.callback(self.run_dir.close)
-        if left is None:
+        if self.left is None:
             self.run_dir.open(self._config, argv=(), model=model)
         else:
-            self.run_dir.reopen(argv=(), unended=left.unended())
+            self.run_dir.reopen(argv=(), unended=self.left.unended())
             for row in read_rows(self.run_dir.path):
                 self.summary.add_row(row)
         stack.enter_context(logging_to(self.run_dir.path / "logs" / "agentflow.log"))

@@ -55,6 +55,8 @@ class Write:
     then: Callable[[], None] | None = None
     durable: bool = False
     """Whether it must survive the machine, not only the process."""
+    rest: tuple[Write, ...] = ()
+    """More changes of the same transaction, whatever is queued around it."""
 
 
 class Journal(BookObserver):
@@ -123,20 +125,17 @@ class Journal(BookObserver):
     # --- what the books tell ------------------------------------------------------------------
 
     def issued(self, samples: Sequence[RolloutSample]) -> None:
-        """Keep what the trainer wants."""
+        """Keep what the trainer wants: all of it or, after a crash, none."""
         groups: dict[str, list[RolloutSample]] = {}
         for sample in samples:
             groups.setdefault(sample.episode.uid, []).append(sample)
+        writes = []
         for uid, members in groups.items():
             blob = pickle.dumps([_as_issued(s) for s in members], pickle.HIGHEST_PROTOCOL)
-            self._put("INSERT INTO issues (uid, samples) VALUES (?,?)", uid, blob)
-            for sample in members:
-                self._put(
-                    "INSERT INTO samples (uid, replica, attempt, restarted, stale)"
-                    " VALUES (?,?,?,?,?)",
-                    *_name(sample.episode),
-                    *_begun(sample),
-                )
+            writes.append(Write("INSERT INTO issues (uid, samples) VALUES (?,?)", (uid, blob)))
+            sql = "INSERT INTO samples (uid, replica, attempt, restarted, stale) VALUES (?,?,?,?,?)"
+            writes += [Write(sql, (*_name(s.episode), *_begun(s))) for s in members]
+        self._queue.put(Write(rest=tuple(writes)))
 
     def retried(self, sample: RolloutSample) -> None:
         """Forget how far an episode was: it starts anew."""
@@ -306,7 +305,7 @@ class Journal(BookObserver):
         database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         with database:
             database.execute("BEGIN")
-            for write in batch:
+            for write in (one for whole in batch for one in (whole, *whole.rest)):
                 if write.sql:
                     database.execute(write.sql, write.parameters)
                     self.written += 1

@@ -30,6 +30,7 @@ FILE = "journal.sqlite"
 """In the run directory."""
 
 _TABLES = """
+BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS issues (
     number INTEGER PRIMARY KEY, uid TEXT NOT NULL, samples BLOB NOT NULL);
@@ -44,6 +45,8 @@ CREATE TABLE IF NOT EXISTS turns (
     ids BLOB, logprobs BLOB, versions BLOB,
     PRIMARY KEY (uid, replica));
 CREATE TABLE IF NOT EXISTS acks (uid TEXT PRIMARY KEY, checkpoint INTEGER) WITHOUT ROWID;
+INSERT OR IGNORE INTO meta VALUES ('schema', 'agentflow-journal/1');
+COMMIT;
 """
 
 logger = logging.getLogger(__name__)
@@ -86,12 +89,16 @@ def create(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=NORMAL")
     database.executescript(_TABLES)
-    database.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (SCHEMA,))
     return database
 
 
-def read(path: Path) -> Contents:
-    """Read a journal; its writer may have been killed. Raises ConfigError."""
+def read(path: Path) -> Contents | None:
+    """Read a journal; its writer may have been killed. Raises ConfigError.
+
+    None when it has no tables, or is not there: the writer had not made them yet.
+    """
+    if not path.exists():
+        return None
     try:
         database = sqlite3.connect(path, isolation_level=None)
         try:
@@ -102,7 +109,9 @@ def read(path: Path) -> Contents:
         raise ConfigError(f"{path}: is no journal that can be read: {error}") from error
 
 
-def _read(database: sqlite3.Connection, path: Path) -> Contents:
+def _read(database: sqlite3.Connection, path: Path) -> Contents | None:
+    if database.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+        return None
     (schema,) = database.execute("SELECT value FROM meta WHERE key='schema'").fetchone() or ("?",)
     if schema != SCHEMA:
         raise ConfigError(f"{path}: its schema is {schema!r}; this version reads {SCHEMA!r}")

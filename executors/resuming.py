@@ -16,7 +16,7 @@ from agentflow.config_loading import load_config
 from agentflow.errors import ConfigError
 from executors import journal_schema
 from executors.books import Restored
-from executors.journal_schema import revive
+from executors.journal_schema import Contents, revive
 from executors.run_dir import RunStatus
 from executors.run_rows import read_rows
 
@@ -38,12 +38,26 @@ def run_config(path: Path, *, option: str) -> AgentflowConfig:
 def resumed_config(path: Path) -> AgentflowConfig:
     """Read the configuration of a run that is to be gone on with. Raises ConfigError."""
     config = run_config(path, option="--resume")
-    if not is_done(path) and not (path / journal_schema.FILE).is_file():
+    if not is_done(path) and not config.rollout.journal:
         raise ConfigError(
             f"--resume: {path} has no {journal_schema.FILE}: only a run with rollout.journal: true"
             " (--journal) can be resumed"
         )
     return config
+
+
+def read_journal(path: Path) -> Contents:
+    """Read the journal in a run's directory, which may be empty. Raises ConfigError.
+
+    A run may have been killed before it made one, but not after an episode had ended.
+    """
+    contents = journal_schema.read(path / journal_schema.FILE)
+    if contents is None and (rows := read_rows(path)):
+        raise ConfigError(
+            f"--resume: {path / journal_schema.FILE} is missing or empty, though {len(rows)}"
+            " episodes have ended: put back the file that the run wrote"
+        )
+    return contents if contents is not None else Contents()
 
 
 def is_done(path: Path) -> bool:
@@ -64,9 +78,11 @@ class Leftover:
 
     @classmethod
     def read(cls, path: Path) -> Leftover:
-        """Read a run's directory. Raises ConfigError."""
+        """Read the directory of a run that nobody else goes on with. Raises ConfigError."""
+        if is_done(path):
+            raise ConfigError(f"--resume: {path} was brought to its end by another process")
         rows = read_rows(path)
-        contents = journal_schema.read(path / journal_schema.FILE)
+        contents = read_journal(path)
         finished = {str(row["key"]) for row in rows}
         groups = [
             [m for m in group if not m.ended and m.sample.episode.key not in finished]

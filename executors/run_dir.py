@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 SCHEMA = "agentflow-run/1"
 LOCK = ".lock"
 """Held by the process whose run it is."""
-"""Held by the process whose run it is."""
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 * 1024
 """Given back to the disk at the end, so that a full one still takes run.json and summary.json."""
@@ -131,13 +130,20 @@ class RunDir:
             self._write_first_files(config, argv=argv, model=model)
             undo.pop_all()
 
+    def take_over(self) -> None:
+        """Lock the directory of a killed run, before what it left is read. Raises ConfigError."""
+        try:
+            self._take_lock(expect_new=False)
+        except OSError as error:
+            raise ConfigError(f"--resume: {self.path} cannot be gone on with: {error}") from error
+
     def reopen(self, *, argv: Sequence[str], unended: Collection[str] = ()) -> None:
-        """Take over the directory of a killed run, with what it kept. Raises ConfigError.
+        """Go on in a directory that was taken over, with what it keeps. Raises ConfigError.
 
         Rows of `unended` episodes, by key, go: they are run again.
         """
+        assert self._lock is not None, "take it over first"
         try:
-            self._take_lock(expect_new=False)
             for name in (SAMPLES, "events.jsonl"):
                 if (self.path / name).exists():
                     cut_torn_line(self.path / name)
@@ -177,7 +183,7 @@ class RunDir:
     def _write_first_files(
         self, config: AgentflowConfig, *, argv: Sequence[str], model: str
     ) -> None:
-        names = (_RESERVE, "run.json", "config.yaml", SAMPLES)
+        names = (_RESERVE, SAMPLES, "config.yaml", "run.json")  # the last: then it is a run
         self._made += [self.path / name for name in names]
         self._run = {
             "schema": SCHEMA,
@@ -193,10 +199,10 @@ class RunDir:
             "versions": versions(),
         }
         write_atomic(self.path / _RESERVE, bytes(_RESERVE_BYTES))
-        self._write_json("run.json", self._run)
+        self._samples = LineFile(self.path / SAMPLES)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_atomic(self.path / "config.yaml", text.encode())
-        self._samples = LineFile(self.path / SAMPLES)
+        self._write_json("run.json", self._run)
 
     def _take_lock(self, *, expect_new: bool = True) -> None:
         """Lock the directory, and look once more whether it is new, if it is to be.

@@ -145,6 +145,9 @@ class Rollout:
         """Roll out every sample. Raises ConfigError, RolloutFailed; cancelling ends it cleanly."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._runner.close)
+            if self._resume:
+                stack.callback(self.dir.close)
+                self.dir.take_over()
             access = self._plan()
             engine, meter = access.engine, MeteredModel(access.engine)
             stack.push_async_callback(self._on_flow_worker, meter.close)
@@ -201,12 +204,15 @@ class Rollout:
 
     def _plan(self) -> EngineAccess:
         if self._resume:
-            self._left = left = Leftover.read(self.dir.path)
-            self.summary.planned = left.planned
-            for row in left.rows:
-                self.summary.add_row(row)
-            return self._make_engine(self._config, left.tasks())
-        self.dir.check()
+            left = Leftover.read(self.dir.path)
+            if left.planned:
+                self._left = left
+                self.summary.planned = left.planned
+                for row in left.rows:
+                    self.summary.add_row(row)
+                return self._make_engine(self._config, left.tasks())
+        else:
+            self.dir.check()
         tasks = self._load_tasks(self._config)
         self._samples = make_samples(tasks, replicas=self._config.run.n)
         self.summary.planned = len(self._samples)

@@ -67,7 +67,9 @@ def open_turn(made: SWESample) -> None:
 def read_back(journal: Journal) -> SWESample | None:
     """Read what another process would find."""
     journal.write(journal.take_queued())
-    (member,) = journal_schema.read(journal._path).groups["a"]
+    contents = journal_schema.read(journal._path)
+    assert contents is not None
+    (member,) = contents.groups["a"]
     return revive(member)
 
 
@@ -75,6 +77,16 @@ def look(journal: Journal) -> None:
     """Look at running generations, as the writer does now and then."""
     for write in journal._token_writes():
         journal._queue.put(write)
+
+
+def test_what_is_issued_together_is_kept_together(journal: Journal) -> None:
+    """The writer may be killed after any change that it takes from the queue."""
+    journal.issued([RolloutSample(episode=EpisodeId(uid=uid), task={}) for uid in "bc"])
+    _, together = journal.take_queued()  # the first is the fixture's
+    journal.write([together])
+    contents = journal_schema.read(journal._path)
+    assert contents is not None
+    assert sorted(contents.groups) == ["b", "c"]
 
 
 def test_an_open_turn_comes_back_with_its_tokens(journal: Journal) -> None:

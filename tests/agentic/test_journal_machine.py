@@ -60,7 +60,7 @@ class JournalledCoordinator(RuleBasedStateMachine):
 
     def open_process(self) -> None:
         """Start a process over what the journal holds."""
-        contents = journal_schema.read(self.path) if self.path.exists() else None
+        contents = journal_schema.read(self.path)
         self.journal = Journal(self.path, keep_results=True)
         self.journal.open()
         rules = GroupRules(straggler=StragglerRule.REFILL, deadline_s=5.0, retries=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from typing import TYPE_CHECKING
@@ -10,8 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from agentflow.config import AgentflowConfig, TasksConfig
+from agentflow.errors import ConfigError
+from agentflow.runner import AsyncioRunner
 from executors.cli.app import app
 from executors.journal import Journal
+from executors.resuming import resumed_config
+from executors.run_dir import RunDir
+from executors.session import Rollout
 from executors.wiring import make_samples, select_tasks
 
 if TYPE_CHECKING:
@@ -82,6 +88,75 @@ def test_a_run_that_was_moved_is_resumed_where_it_is(tmp_path: Path) -> None:
     preds = [json.loads((moved / n).read_text()) for n in ("preds.json", "preds.1.json")]
     assert all(len(p) == 1 for p in preds)
     assert len(json.loads((moved / "run.json").read_text())["resumed"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["no file", "empty file", "tables"])
+def test_a_run_that_was_killed_before_it_issued_anything_is_run_whole(
+    tmp_path: Path, left: str
+) -> None:
+    """Nothing was issued yet: the configuration says what is to be."""
+    out = begun(tmp_path)
+    if left == "tables":
+        journal = Journal(out / "journal.sqlite", keep_results=False)
+        journal.open()
+        journal.close()
+    elif left == "empty file":
+        (out / "journal.sqlite").touch()
+    code, said, err = agentflow("run", "--resume", str(out))
+    assert (code, err) == (0, "")
+    assert "resolved 1 of 1 episodes (1 planned)" in said
+    assert json.loads((out / "run.json").read_text())["status"] == "done"
+
+
+def test_ended_episodes_without_their_journal_are_not_run_again(tmp_path: Path) -> None:
+    """A journal that is gone is told, and nothing is changed."""
+    out = begun(tmp_path)
+    (out / "samples.jsonl").write_text('{"key": "a"}\n')
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
+    code, _, err = agentflow("run", "--resume", str(out))
+    assert code == 2
+    assert "journal.sqlite is missing or empty, though 1 episodes have ended" in err
+    assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
+
+
+def test_what_another_process_ended_meanwhile_is_not_run_again(tmp_path: Path) -> None:
+    """What is left is read under the lock: who held it before may have ended the run."""
+    out = begun(tmp_path)
+    config = resumed_config(out)
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(run | {"status": "done"}))
+    with pytest.raises(ConfigError, match="was brought to its end by another process"):
+        asyncio.run(Rollout(config, resume=True).run())
+    assert not (out / ".lock").exists()
+
+
+def test_a_directory_that_is_being_resumed_is_refused(tmp_path: Path) -> None:
+    """Two at once: the second one is told so before it looks at anything."""
+    out = begun(tmp_path)
+    holder = RunDir(out, runner=AsyncioRunner())
+    holder.take_over()
+    try:
+        code, _, err = agentflow("run", "--resume", str(out))
+    finally:
+        holder.close()
+    assert (code, err) == (2, f"error: run.out: {out} is in use by another run\n")
+
+
+def begun(tmp_path: Path) -> Path:
+    """Make the directory of a run that was killed as soon as it was one."""
+    out = tmp_path / "run"
+    config = AgentflowConfig.model_validate(
+        {
+            "tasks": {"source": "bundled", "limit": 1},
+            "engine": {"url": "scripted:oracle"},
+            "run": {"out": str(out)},
+            "rollout": {"journal": True},
+        }
+    )
+    with RunDir(out, runner=AsyncioRunner()) as made:
+        made.open(config, argv=(), model="m")
+    return out
 
 
 def killed(path: Path) -> None:
