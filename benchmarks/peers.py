@@ -99,13 +99,21 @@ def install_verl(folder: Path) -> None:
     print(f"now: python -m benchmarks.peers --verl-python {python}")
 
 
-def play(workload: Workload, driver: list[str], *, servers: int) -> dict[str, float]:
+def play(
+    workload: Workload,
+    driver: list[str],
+    *,
+    servers: int,
+    abort_after_s: float | None = ABORT_AFTER_S,
+) -> dict[str, float]:
     """Let a driver play the workload on so many servers, and return its columns."""
     slots = workload["slots"]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "workload.json"
         path.write_text(json.dumps(workload))
-        running = [stack.enter_context(_server(slots // servers)) for _ in range(servers)]
+        running = [
+            stack.enter_context(_server(slots // servers, abort_after_s)) for _ in range(servers)
+        ]
         urls = [server.url for server in running]
         done = subprocess.run(
             [*driver, str(path), *urls], stdout=subprocess.PIPE, text=True, check=True
@@ -126,7 +134,7 @@ def play(workload: Workload, driver: list[str], *, servers: int) -> dict[str, fl
 class _Server:
     """A fake server's process; its requests are aborted once, some time after the first came."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, abort_after_s: float | None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.peer_server", str(slots), str(STEP_S)],
             stdin=subprocess.PIPE,
@@ -135,12 +143,17 @@ class _Server:
         )
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
-        threading.Thread(target=self._abort_all, daemon=True).start()
+        self._abort_after_s = abort_after_s
+        self._ended = threading.Event()
+        self._aborting = threading.Thread(target=self._abort_all, daemon=True)
+        self._aborting.start()
 
     def _abort_all(self) -> None:
         while not self._running():
-            time.sleep(0.1)
-        time.sleep(ABORT_AFTER_S)
+            if self._ended.wait(0.1):
+                return
+        if self._ended.wait(self._abort_after_s) or self._abort_after_s is None:
+            return
         _post(f"{self.url}/pause_generation", {"mode": "abort"})
         time.sleep(PAUSED_S)
         _post(f"{self.url}/continue_generation", {})
@@ -152,6 +165,8 @@ class _Server:
 
     def stop(self) -> dict[str, float]:
         """End it, and return what it did."""
+        self._ended.set()
+        self._aborting.join()
         told, _ = self._process.communicate()
         served: dict[str, float] = json.loads(told)
         return served
@@ -163,8 +178,8 @@ class _Server:
 
 
 @contextmanager
-def _server(slots: int) -> Iterator[_Server]:
-    server = _Server(slots)
+def _server(slots: int, abort_after_s: float | None) -> Iterator[_Server]:
+    server = _Server(slots, abort_after_s)
     try:
         yield server
     finally:
