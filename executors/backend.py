@@ -27,9 +27,9 @@ from executors.books import afresh
 from executors.failures import first_failure
 from executors.held_sync import HeldSync
 from executors.observers import BookObserver
-from executors.prompts import Issued, Issuer
+from executors.prompts import Issued, Issuer, as_samples, whole
 from executors.resuming import restored, resumed_config
-from executors.wiring import build_engine, require_engine, runnable_tasks
+from executors.wiring import build_engine, check_sources, require_engine, runnable_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -168,14 +168,21 @@ class RolloutBackend:
         return here
 
     async def close(self) -> None:
-        """End what runs, remove every environment, let go of the engine. Idempotent."""
-        if self._pause is not None:
-            await self.resume()
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.wait([self._working])
-            self._working = None
-        await self._stack.aclose()
+        """End what runs, remove every environment, let go of the engine. Idempotent.
+
+        Who waits for a group hears BackendFailed.
+        """
+        try:
+            if self._pause is not None:
+                await self.resume()
+        finally:
+            if self._working is not None:
+                self._working.cancel()
+                await asyncio.wait([self._working])
+                self._working = None
+            if self._parts is not None:
+                self._parts.coordinator.fail(BackendFailed("the backend was closed"))
+            await self._stack.aclose()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -221,7 +228,8 @@ class RolloutBackend:
     def submit(self, prompts: Sequence[Prompt], *, n: int | None = None) -> list[str]:
         """Issue prompts, `n` samples each (`run.n`); returns the uids of their groups.
 
-        Groups come out of `groups`. A prompt is a task row or a RolloutSample.
+        Groups come out of `groups`. A prompt is a task row or a RolloutSample. Raises ValueError
+        and ConfigError for a wrong one, and issues none then; BackendFailed when nothing can go on.
         """
         return [issued.uid for issued in self._issue(prompts, n=n)]
 
@@ -243,6 +251,8 @@ class RolloutBackend:
         surplus. Groups that no sample of can be trained on are dropped, and missing. Raises as
         `groups` does.
         """
+        if enough is not None:
+            enough = whole("enough", enough, least=0)
         return await self._collect(self._issue(prompts, n=n), enough=enough)
 
     async def validate(self, prompts: Sequence[Prompt], *, n: int = 1) -> list[Group]:
@@ -257,7 +267,7 @@ class RolloutBackend:
 
         Raises ValueError for a group that was not delivered, or was acknowledged before.
         """
-        uid = group[0].episode.uid
+        uid = group[0].episode.uid if group else ""
         if uid not in self._delivered:
             raise ValueError(f"group {uid!r} waits for no acknowledgement; ack each group once")
         self._delivered.remove(uid)
@@ -274,13 +284,14 @@ class RolloutBackend:
     def _issue(
         self, prompts: Sequence[Prompt], *, n: int | None, validate: bool = False
     ) -> list[Issued]:
-        parts, size = self._running, n if n is not None else self._config.run.n
-        if size < 1:
-            raise ValueError(f"n is {size}; a group has at least 1 sample")
-        batch = [self._issuer.issue(prompt, n=size, validate=validate) for prompt in prompts]
+        parts, samples = self._running, as_samples(prompts)
+        size = whole("n", n if n is not None else self._config.run.n, least=1)
+        parts.coordinator.check_open()
+        check_sources(self._config, [sample.task for sample in samples], where="prompt")
+        batch = [self._issuer.issue(sample, n=size, validate=validate) for sample in samples]
         for issued in batch:
             self._open[issued.uid] = issued
-            parts.coordinator.add(issued.samples())
+        parts.coordinator.add(sample for issued in batch for sample in issued.samples())
         return batch
 
     async def _collect(self, batch: Sequence[Issued], *, enough: int | None = None) -> list[Group]:
@@ -333,6 +344,8 @@ class RolloutBackend:
         """
         if self._pause is not None:
             raise RuntimeError("the backend is paused already; resume() first")
+        if mode not in set(SyncMode):
+            raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(SyncMode)}")
         self._pause = HeldSync(self._running.sync, SyncMode(mode))
         try:
             await self._pause.begin()
@@ -351,6 +364,7 @@ class RolloutBackend:
 
         By itself it interrupts nothing. Raises ValueError for a version below the last one.
         """
+        version = whole("version", version, least=0)
         self._running.set_version(version)
         self._version = version
 
@@ -380,11 +394,14 @@ class RolloutBackend:
         """
         if self._parts is not None:
             raise RuntimeError("load_state_dict comes before start")
-        if state.get("schema") != STATE_SCHEMA:
+        schema = state.get("schema") if state else None
+        if schema != STATE_SCHEMA:
             raise ConfigError(
-                f"state: schema is {state.get('schema')!r}; it must be {STATE_SCHEMA!r}, as"
-                " state_dict gives it"
+                f"state: schema is {schema!r}; it must be {STATE_SCHEMA!r}, as state_dict gives it"
             )
+        missing = {"version", "checkpoints", "issued", "open"} - state.keys()
+        if missing:
+            raise ConfigError(f"state: {', '.join(sorted(missing))} is missing; it was cut")
         self._loaded = True
         self._version, self._checkpoints = state["version"], state["checkpoints"]
         self._issuer.times.update(state["issued"])

@@ -117,6 +117,13 @@ class DataCoordinator:
         with self._changing():
             self._more_may_come = False
 
+    def check_open(self) -> None:
+        """Raise what `fail` was told, and RuntimeError after `finish`."""
+        with self._lock:
+            self._raise_failure()
+            if not self._more_may_come:
+                raise RuntimeError("finish() said that nothing more comes; make a new backend")
+
     def fail(self, failure: BaseException) -> None:
         """Let everybody who waits here, or comes to, see that the work cannot go on."""
         with self._changing():

@@ -49,6 +49,17 @@ INSERT OR IGNORE INTO meta VALUES ('schema', 'agentflow-journal/1');
 COMMIT;
 """
 
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    AttributeError,
+    ImportError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What unpickling damaged bytes raises, or those of another program."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -105,7 +116,7 @@ def read(path: Path) -> Contents | None:
             return _read(database, path)
         finally:
             database.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, *_UNREADABLE) as error:
         raise ConfigError(f"{path}: is no journal that can be read: {error}") from error
 
 
@@ -171,7 +182,7 @@ def revive(member: Member) -> SWESample | None:
         return None
     try:
         sample: SWESample = pickle.loads(member.state)  # noqa: S301  # the run's own file
-    except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, IndexError) as error:
+    except _UNREADABLE as error:
         logger.warning("%s starts anew: %s", member.sample.episode, error)
         return None
     if member.due:  # the flow will not go on from it, but let its environment go

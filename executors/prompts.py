@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from agentflow.types import EpisodeId, RolloutSample, SamplingParams
 from executors.coordinator import replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence
 
 Prompt = RolloutSample | dict[str, Any]
 """A task row (SWE-bench's fields), or a sample that carries more: sampling, messages, metadata."""
@@ -64,6 +65,23 @@ class Issued:
         return cls(prompt=prompt, n=plain["n"])
 
 
+def whole(name: str, value: Any, *, least: int) -> int:
+    """Check a number that the trainer gave. Raises ValueError that names it."""
+    if not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return int(value)
+
+
+def as_samples(prompts: Sequence[Prompt]) -> list[RolloutSample]:
+    """Read what a trainer hands in. Raises ValueError for what is no list of prompts."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
+        raise ValueError(  # noqa: TRY004  # a wrong value as any other
+            f"prompts is a {type(prompts).__name__}; it must be a list of task rows or"
+            " RolloutSamples"
+        )
+    return [p if isinstance(p, RolloutSample) else _sample(p) for p in prompts]
+
+
 class Issuer:
     """Names groups: the same task issued again, in a later epoch, is another group."""
 
@@ -80,9 +98,8 @@ class Issuer:
             else:
                 self.times[uid] = max(self.times[uid], 1)
 
-    def issue(self, prompt: Prompt, *, n: int, validate: bool = False) -> Issued:
-        """Name a prompt. Raises ValueError for a task row without an `instance_id`."""
-        sample = prompt if isinstance(prompt, RolloutSample) else _sample(prompt)
+    def issue(self, sample: RolloutSample, *, n: int, validate: bool = False) -> Issued:
+        """Name a prompt."""
         name = sample.episode.uid
         times = self.times[name]
         self.times[name] += 1
@@ -92,6 +109,8 @@ class Issuer:
 
 
 def _sample(row: Mapping[str, Any]) -> RolloutSample:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"prompt: {row!r} is no task row, which is a mapping, nor a RolloutSample")  # noqa: TRY004  # a wrong value as any other
     if not row.get("instance_id"):
         keys = ", ".join(sorted(map(str, row))) or "nothing"
         raise ValueError(f"prompt: a task row needs an instance_id; this one has {keys}")

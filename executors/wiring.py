@@ -80,14 +80,16 @@ def select_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:
 def runnable_tasks(config: AgentflowConfig) -> list[Mapping[str, Any]]:
     """`select_tasks`, each of which can be bootstrapped. Raises ConfigError."""
     tasks = select_tasks(config)
-    check_sources(config, tasks)
+    check_sources(config, tasks, where=str(config.tasks.source))
     return tasks
 
 
-def check_sources(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) -> None:
+def check_sources(
+    config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]], *, where: str
+) -> None:
     """Check that the built-in runtime will find every task's repository. Touches nothing.
 
-    Raises ConfigError that names the tasks and what would be right.
+    Raises ConfigError that names `where` they are from, the tasks, and what would be right.
     """
     from agentflow.swe.tasks.source_check import source_problem  # noqa: PLC0415  # as above
 
@@ -95,12 +97,12 @@ def check_sources(config: AgentflowConfig, tasks: Sequence[Mapping[str, Any]]) -
     if flow.name not in BUILTIN_FLOW or flow.runtime["name"] not in BUILTIN_PROVIDERS["runtime"]:
         return  # where a repository comes from is the user's own matter
     faults = [
-        f"{config.tasks.source}: {task['instance_id']}: {fault}"
+        f"{where}: {task['instance_id']}: {fault}"
         for task in tasks
         if (fault := source_problem(task, flow.environment)) is not None
     ]
     if len(faults) > _TOLD:
-        faults[_TOLD:] = [f"{config.tasks.source}: and {len(faults) - _TOLD} more tasks like these"]
+        faults[_TOLD:] = [f"{where}: and {len(faults) - _TOLD} more tasks like these"]
     if faults:
         raise ConfigError("\n".join(faults))
 

@@ -260,6 +260,10 @@ def test_a_state_of_something_else_is_refused() -> None:
     """The schema says whose it is."""
     with pytest.raises(ConfigError, match="schema is None; it must be 'agentflow-backend/1'"):
         Holding().backend.load_state_dict({})
+    with pytest.raises(ConfigError, match="state: checkpoints, issued, open is missing"):
+        Holding().backend.load_state_dict({"schema": "agentflow-backend/1", "version": 1})
+    with pytest.raises(ConfigError, match="schema is None"):
+        Holding().backend.load_state_dict(None)  # type: ignore[arg-type]  # what is not to be given
 
 
 async def test_wrong_prompts_are_refused_before_anything_is_issued() -> None:
@@ -270,7 +274,65 @@ async def test_wrong_prompts_are_refused_before_anything_is_issued() -> None:
             backend.submit([{"repo": "x"}])
         with pytest.raises(ValueError, match="n is 0"):
             backend.submit(rows("a"), n=0)
+        with pytest.raises(ValueError, match="n is '2'; it must be a whole number of at least 1"):
+            backend.submit(rows("a"), n="2")  # type: ignore[arg-type]  # what is not to be given
+        with pytest.raises(ValueError, match="prompts is a dict; it must be a list of task rows"):
+            backend.submit(rows("a")[0])  # type: ignore[arg-type]  # as above
+        with pytest.raises(ValueError, match="prompt: 'a' is no task row"):
+            backend.submit(["a"])  # type: ignore[list-item]  # as above
+        with pytest.raises(ValueError, match="needs an instance_id"):
+            backend.submit([*rows("a"), {"repo": "x"}])
+        with pytest.raises(ValueError, match="enough is -1; it must be a whole number"):
+            await backend.step(rows("a"), enough=-1)
         assert backend.metrics()["groups/open"] == 0
+        assert backend.submit(rows("a")) == ["a"]  # what was refused took no name
+
+
+async def test_wrong_calls_are_told_what_would_be_right() -> None:
+    """One clear error names the value, and changes nothing."""
+    holding = Holding()
+    async with asyncio.timeout(30), holding.backend as backend:
+        with pytest.raises(ValueError, match="mode is 'softly'; it must be one of abort"):
+            await backend.pause("softly")
+        with pytest.raises(ValueError, match="version is '3'; it must be a whole number"):
+            backend.weights_updated("3")  # type: ignore[arg-type]  # what is not to be given
+        with pytest.raises(ValueError, match="waits for no acknowledgement"):
+            await backend.ack([])
+        assert uids(await backend.step(rows("a"))) == ["a"]
+        backend.finish()
+        with pytest.raises(RuntimeError, match="finish"):
+            backend.submit(rows("b"))
+
+
+async def test_a_row_that_is_none_is_refused_and_the_others_go_on() -> None:
+    """The built-in runtime knows its rows; nothing is issued, and nothing ends."""
+    config = {
+        "tasks": {"source": "bundled", "limit": 1},
+        "run": {"n": 1},
+        "engine": {"url": "scripted:oracle"},
+    }
+    async with asyncio.timeout(60), RolloutBackend.from_config(config) as backend:
+        with pytest.raises(ConfigError, match="task: mine: problem_statement is missing"):
+            backend.submit([{"instance_id": "mine"}])
+        lost = {**backend.tasks[0], "source": {"type": "dir", "path": "/no/such"}}
+        with pytest.raises(ConfigError, match=r"prompt: .*'/no/such': no such folder"):
+            backend.submit([lost])
+        assert backend.metrics()["coordinator/queued"] == 0
+
+
+async def test_who_waits_when_it_is_closed_hears_so() -> None:
+    """Nobody waits for ever for a group that will not come; nothing more is taken in."""
+    holding = Holding()
+    async with asyncio.timeout(30):
+        async with holding.backend as backend:
+            waiting = asyncio.create_task(collect(backend))
+            stepping = asyncio.create_task(backend.step(rows("never", turns=10**9)))
+            await asyncio.sleep(0)
+        for waits in (waiting, stepping):
+            with pytest.raises(BackendFailed, match="the backend was closed"):
+                await waits
+        with pytest.raises(BackendFailed, match="the backend was closed"):
+            backend.submit(rows("a"))
 
 
 def test_code_without_a_loop_holds_the_same_backend() -> None:

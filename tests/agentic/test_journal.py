@@ -10,6 +10,7 @@ from world import Agent, Chars
 
 from agentflow.engine.rids import RidFactory
 from agentflow.engine.turns import EngineAccess, TurnModel
+from agentflow.errors import ConfigError
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.types import (
     EpisodeId,
@@ -20,7 +21,7 @@ from agentflow.types import (
 )
 from executors import journal_schema
 from executors.files import OutputError
-from executors.journal import Journal
+from executors.journal import Journal, Write
 from executors.journal_schema import revive
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ def test_what_is_issued_together_is_kept_together(journal: Journal) -> None:
     contents = journal_schema.read(journal._path)
     assert contents is not None
     assert sorted(contents.groups) == ["b", "c"]
+
+
+def test_a_journal_that_was_damaged_is_told(journal: Journal) -> None:
+    """Whatever part of it: the error names the file."""
+    journal.write([*journal.take_queued(), Write("UPDATE issues SET samples=?", (b"\x80\x05K",))])
+    with pytest.raises(ConfigError, match="is no journal that can be read"):
+        journal_schema.read(journal._path)
 
 
 def test_an_open_turn_comes_back_with_its_tokens(journal: Journal) -> None:

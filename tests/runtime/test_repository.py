@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentflow.errors import BootstrapFailed
+from agentflow.errors import BootstrapFailed, PreprocessFailed
 from agentflow.swe.runtime import PytestRuntimeBuilder
 from agentflow.swe.runtime.repository import disk_is_full
+from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.swe.tasks.tree import read_folder
-from agentflow.types import CommandResult
+from agentflow.types import CommandResult, EpisodeId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +57,14 @@ def listed_here(folder: Path) -> list[str]:
     """Files with their digests, and links with their targets."""
     done = subprocess.run(LISTING, shell=True, check=True, cwd=folder, capture_output=True)
     return done.stdout.decode().splitlines()
+
+
+def test_a_row_that_is_none_ends_its_own_episode() -> None:
+    """It does not end the work: others may go on."""
+    data = SWEData(task={"instance_id": "mine"})
+    sample = SWESample(episode=EpisodeId(uid="mine"), m=SWEMeta(data=data))
+    with pytest.raises(PreprocessFailed, match="mine: problem_statement is missing"):
+        PytestRuntimeBuilder().build(sample)
 
 
 def applied(bench: Bench, folder: Path, patch: str) -> dict[str, object]:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentflow.errors import BootstrapFailed, ContainerKilled, EvalFailed
+from agentflow.errors import (
+    BootstrapFailed,
+    ConfigError,
+    ContainerKilled,
+    EvalFailed,
+    PreprocessFailed,
+)
 from agentflow.provider_config import parse_section
 from agentflow.swe.runtime.judge import Judge
 from agentflow.swe.runtime.repository import PatchUnreadable, Repository
@@ -61,14 +67,18 @@ class PytestRuntimeBuilder:
     def build(self, sample: SWESample) -> PytestRuntime:
         """Read the task's files, also those of an episode that comes from another process.
 
-        Raises PreprocessFailed, ConfigError.
+        Raises PreprocessFailed, also for a row that is none: it ends its episode, not the others.
         """
         row = json.dumps(dict(sample.m.data.task), sort_keys=True)
         before = sample.m.runtime
+        try:
+            task, materials = parse_task(sample.m.data.task), self._materials(row)
+        except ConfigError as error:
+            raise PreprocessFailed(str(error)) from error
         return PytestRuntime(
             sample=sample,
-            task=parse_task(sample.m.data.task),
-            materials=self._materials(row),
+            task=task,
+            materials=materials,
             conf=self._conf,
             image_commit=before.image_commit if isinstance(before, PytestRuntime) else "",
         )
