@@ -113,7 +113,7 @@ class BackendParts:
             if resume:
                 stack.callback(run_dir.close)
                 run_dir.take_over()
-                left = read_journal(run_dir.path)
+                left = read_journal(run_dir.path, holder=journal_schema.TRAINER)
             else:
                 run_dir.check()
         parts = cls(config, make(config, tasks), runner, run_dir=run_dir, observer=observer)

@@ -96,7 +96,7 @@ class Journal(BookObserver):
     def open(self) -> None:
         """Make the file, or open one that is there. Raises OutputError."""
         try:
-            self._database = create(self._path)
+            self._database = create(self._path, for_trainer=self._keep_results)
         except sqlite3.Error as error:
             raise OutputError(f"cannot write {self._path}: {error}") from error
 

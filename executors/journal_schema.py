@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = "agentflow-journal/1"
 FILE = "journal.sqlite"
 """In the run directory."""
+RUN, TRAINER = "run", "trainer"
 
 _TABLES = """
 BEGIN;
@@ -87,6 +88,8 @@ class Contents:
     acked: dict[str, int] = field(default_factory=dict)
     """Names of groups that were used, and how many checkpoints there were before; what they were
     may be forgotten."""
+    holder: str | None = None
+    """`RUN` or `TRAINER`: who can go on with it; None where it was not written down."""
 
     def unended(self) -> set[str]:
         """Give the keys of episodes that have not ended."""
@@ -94,12 +97,14 @@ class Contents:
         return {m.sample.episode.key for m in members if not m.ended and m.dropped is None}
 
 
-def create(path: Path) -> sqlite3.Connection:
+def create(path: Path, *, for_trainer: bool) -> sqlite3.Connection:
     """Make the file or open it, for one writer. Raises sqlite3.Error."""
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=NORMAL")
     database.executescript(_TABLES)
+    holder = TRAINER if for_trainer else RUN
+    database.execute("INSERT OR IGNORE INTO meta VALUES ('holder', ?)", (holder,))
     return database
 
 
@@ -142,6 +147,9 @@ def _read(database: sqlite3.Connection, path: Path) -> Contents | None:
         database, "SELECT uid, replica, attempt, turn, ids, logprobs, versions FROM turns"
     )
     contents = Contents(acked=dict(database.execute("SELECT uid, checkpoint FROM acks")))
+    (contents.holder,) = database.execute(
+        "SELECT value FROM meta WHERE key='holder'"
+    ).fetchone() or (None,)
     for episode, fields in issued.items():
         if episode in rows:
             member = _member(fields, rows[episode])

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from executors.journal_schema import Member
 
 
+_HELD_BY = {
+    journal_schema.RUN: "a run of its own: go on with `agentflow run --resume`",
+    journal_schema.TRAINER: "a trainer's: go on with RolloutBackend.from_run",
+}
+
+
 def run_config(path: Path, *, option: str) -> AgentflowConfig:
     """Read the configuration of a run, wherever its directory is now. Raises ConfigError."""
     if not (path / "run.json").is_file():
@@ -46,10 +52,11 @@ def resumed_config(path: Path) -> AgentflowConfig:
     return config
 
 
-def read_journal(path: Path) -> Contents:
+def read_journal(path: Path, *, holder: str) -> Contents:
     """Read the journal in a run's directory, which may be empty. Raises ConfigError.
 
-    A run may have been killed before it made one, but not after an episode had ended.
+    A run may have been killed before it made one, but not after an episode had ended. What a
+    trainer held is gone on with by a trainer, as it alone knows what it has used.
     """
     contents = journal_schema.read(path / journal_schema.FILE)
     if contents is None and (rows := read_rows(path)):
@@ -57,6 +64,8 @@ def read_journal(path: Path) -> Contents:
             f"--resume: {path / journal_schema.FILE} is missing or empty, though {len(rows)}"
             " episodes have ended: put back the file that the run wrote"
         )
+    if contents is not None and contents.holder not in {holder, None}:
+        raise ConfigError(f"--resume: {path} is {_HELD_BY[contents.holder]}")
     return contents if contents is not None else Contents()
 
 
@@ -82,7 +91,7 @@ class Leftover:
         if is_done(path):
             raise ConfigError(f"--resume: {path} was brought to its end by another process")
         rows = read_rows(path)
-        contents = read_journal(path)
+        contents = read_journal(path, holder=journal_schema.RUN)
         finished = {str(row["key"]) for row in rows}
         groups = [
             [m for m in group if not m.ended and m.sample.episode.key not in finished]

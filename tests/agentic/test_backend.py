@@ -18,6 +18,9 @@ from agentflow.registry import import_any
 from agentflow.types import Cause, EpisodeId, SyncMode
 from executors.backend import BackendFailed, RolloutBackend
 from executors.books import DeadGroups
+from executors.journal import Journal
+from executors.resuming import resumed_config
+from executors.session import Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -447,6 +450,29 @@ async def test_a_checkpoint_takes_a_journal_back_to_where_the_trainer_was(tmp_pa
             assert sorted(uids(groups)) == ["later@1", "second"]
             assert again.metrics()["groups/open"] == 2
     assert uids([second]) == ["second"]
+
+
+async def test_what_a_trainer_held_is_not_gone_on_with_by_a_run(tmp_path: Path) -> None:
+    """It would deliver to nobody and remove the journal at the end; nor the other way round."""
+    out = tmp_path / "run"
+    async with asyncio.timeout(60):
+        async with journalled(out) as backend:
+            await backend.step(rows("a"))
+        run = json.loads((out / "run.json").read_text())
+        (out / "run.json").write_text(json.dumps(run | {"status": "running"}))
+        config = resumed_config(out)
+        tasks = config.tasks.model_copy(update={"source": "bundled"})
+        session = Rollout(config.model_copy(update={"tasks": tasks}), resume=True)
+        with pytest.raises(ConfigError, match=r"a trainer's: go on with RolloutBackend\.from_run"):
+            await session.run()
+        (out / "journal.sqlite").unlink()
+        journal = Journal(out / "journal.sqlite", keep_results=False)
+        journal.open()
+        journal.close()
+        again = RolloutBackend.from_run(out, make_engine=always_ls)
+        with pytest.raises(ConfigError, match="go on with `agentflow run --resume`"):
+            await again.start()
+        assert not (out / ".lock").exists()
 
 
 def test_a_journal_needs_a_place(tmp_path: Path) -> None:
