@@ -16,6 +16,7 @@ from agentflow.config_loading import load_config
 from agentflow.errors import ConfigError
 from executors import journal_schema
 from executors.books import Restored
+from executors.journal import Journal
 from executors.journal_schema import Contents, revive
 from executors.run_dir import RunStatus
 from executors.run_rows import read_rows
@@ -73,6 +74,17 @@ def is_done(path: Path) -> bool:
     """Whether a run came to its end."""
     status = orjson.loads((path / "run.json").read_bytes()).get("status")
     return bool(status == RunStatus.DONE)
+
+
+def remove_spent_journal(path: Path) -> None:
+    """Remove the journal of a run that was killed after its end, before it could itself.
+
+    As long as it is there, it spares environments that nobody comes back to.
+    """
+    file = path / journal_schema.FILE
+    contents = journal_schema.read(file)
+    if contents is not None and contents.holder == journal_schema.RUN:
+        Journal(file, keep_results=False).remove()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from executors.cli.eval import eval_command
 from executors.cli.exits import HELP, ExitCode, told_in_one_line
 from executors.cli.simulate import simulate_command
 from executors.rescore import rescore
-from executors.resuming import is_done, resumed_config, run_config
+from executors.resuming import is_done, remove_spent_journal, resumed_config, run_config
 from executors.session import Rollout
 from executors.versions import versions
 from executors.wiring import rehearse_engine, select_tasks
@@ -144,6 +144,7 @@ def resumed(path: Path, *, others: Mapping[str, tuple[Any, Any]]) -> ExitCode:
         raise ConfigError(f"--resume: takes the run as it was; leave out {', '.join(given)}")
     config = resumed_config(path)
     if is_done(path):
+        remove_spent_journal(path)
         typer.echo(f"nothing is left to do: the run in {path} is done")
         return ExitCode.DONE
     watcher = report.make_watcher()

@@ -120,6 +120,21 @@ def test_ended_episodes_without_their_journal_are_not_run_again(tmp_path: Path) 
     assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
 
 
+def test_the_journal_of_a_run_that_was_killed_after_its_end_goes(tmp_path: Path) -> None:
+    """Nobody comes back to it; a trainer's stays, as groups may not have been used yet."""
+    out = begun(tmp_path)
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(run | {"status": "done"}))
+    for trainers in (True, False):
+        journal = Journal(out / "journal.sqlite", keep_results=trainers)
+        journal.open()
+        journal.close()
+        code, said, _ = agentflow("run", "--resume", str(out))
+        assert (code, said) == (0, f"nothing is left to do: the run in {out} is done\n")
+        assert (out / "journal.sqlite").exists() == trainers
+        (out / "journal.sqlite").unlink(missing_ok=True)
+
+
 def test_what_another_process_ended_meanwhile_is_not_run_again(tmp_path: Path) -> None:
     """What is left is read under the lock: who held it before may have ended the run."""
     out = begun(tmp_path)
