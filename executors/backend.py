@@ -163,7 +163,7 @@ class RolloutBackend:
             prompt = afresh(members[0].sample, episode=EpisodeId(uid=uid))
             self._open[uid] = Issued(prompt=prompt, n=len(members))
             here.add(uid)
-        self._issuer.know([*left.acked, *left.groups])
+        self._issuer.know([*left.acked, *left.groups, *parts.rows])
         self._checkpoints = max([self._checkpoints, *(c + 1 for c in left.acked.values())])
         return here
 

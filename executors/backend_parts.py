@@ -70,6 +70,8 @@ class BackendParts:
         self.watch: Watch | None = None
         self.left: Contents | None = None
         """Of an earlier process."""
+        self.rows = set[str]()
+        """Groups that it kept samples of."""
         if run_dir is not None:
             events = self.events = JsonlEvents(run_dir.path / "events.jsonl", runner)
             self.watch = Watch(run_dir.path, events, runner=runner, config=config, held=True)
@@ -163,6 +165,7 @@ class BackendParts:
             self.run_dir.reopen(argv=(), unended=self.left.unended())
             for row in read_rows(self.run_dir.path):
                 self.summary.add_row(row)
+                self.rows.add(row["uid"])
         stack.enter_context(logging_to(self.run_dir.path / "logs" / "agentflow.log"))
         for tasks in self._tasks:
             stack.callback(tasks.close)

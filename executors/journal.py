@@ -139,30 +139,29 @@ class Journal(BookObserver):
 
     def retried(self, sample: RolloutSample) -> None:
         """Forget how far an episode was: it starts anew."""
-        self._update_begun(sample)
-        self._forget_state(sample.episode)
+        self._queue.put(Write(rest=(_begun_again(sample), *self._forget_state(sample.episode))))
 
     def interrupted(self, sample: RolloutSample) -> None:
         """Keep how often an episode was begun."""
-        self._update_begun(sample)
+        self._queue.put(_begun_again(sample))
 
     def ended(self, sample: RolloutSample, then: Callable[[], None]) -> None:
         """Keep a sample that has ended; `then` is called when that is certain."""
         result = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL) if self._keep_results else None
-        self._forget_state(sample.episode)
         sql = "UPDATE samples SET status='ended', result=? WHERE uid=? AND replica=?"
-        self._queue.put(Write(sql, (result, *_name(sample.episode)), then, durable=True))
+        forget = self._forget_state(sample.episode)
+        self._queue.put(
+            Write(sql, (result, *_name(sample.episode)), then, durable=True, rest=forget)
+        )
 
     def dropped(self, sample: RolloutSample, ending: Ending) -> None:
         """Keep that a stand-in takes its place."""
-        self._put(
+        sql = (
             "UPDATE samples SET status='dropped', cause=?, message=?, result=NULL"
-            " WHERE uid=? AND replica=?",
-            str(ending.cause),
-            ending.message,
-            *_name(sample.episode),
+            " WHERE uid=? AND replica=?"
         )
-        self._forget_state(sample.episode)
+        parameters = (str(ending.cause), ending.message, *_name(sample.episode))
+        self._queue.put(Write(sql, parameters, rest=self._forget_state(sample.episode)))
 
     def replaced(self, sample: RolloutSample) -> None:
         """Forget a member that another one stands for."""
@@ -170,8 +169,11 @@ class Journal(BookObserver):
 
     def group_dropped(self, uid: str) -> None:
         """Forget a group that nobody waits for any more."""
-        for table in ("issues", "samples"):
-            self._put(f"DELETE FROM {table} WHERE uid=?", uid)  # noqa: S608  # our own names
+        issue, samples = (
+            Write(f"DELETE FROM {table} WHERE uid=?", (uid,))  # noqa: S608  # our own names
+            for table in ("issues", "samples")
+        )
+        self._queue.put(Write(rest=(issue, samples)))
 
     def acked(self, uid: str, checkpoint: int) -> None:
         """Keep that the trainer has used a group, after so many checkpoints."""
@@ -205,7 +207,7 @@ class Journal(BookObserver):
             return
         blob = self._pickled(sample)
         if blob is None:
-            self._forget_state(episode)
+            self._queue.put(Write(rest=self._forget_state(episode)))
             return
         self._put("INSERT OR REPLACE INTO states VALUES (?,?,?,0)", *_name(episode), blob)
 
@@ -229,18 +231,14 @@ class Journal(BookObserver):
     def _put(self, sql: str, *parameters: Any) -> None:
         self._queue.put(Write(sql, parameters))
 
-    def _update_begun(self, sample: RolloutSample) -> None:
-        self._put(
-            "UPDATE samples SET attempt=?, restarted=?, stale=? WHERE uid=? AND replica=?",
-            *_begun(sample),
-            *_name(sample.episode),
-        )
-
-    def _forget_state(self, episode: EpisodeId) -> None:
+    def _forget_state(self, episode: EpisodeId) -> tuple[Write, ...]:
+        """Look at it no more; returns the writes that forget how far it was."""
         self._generating.pop(episode, None)
         self._seen.pop(episode, None)
-        for table in ("states", "turns"):
-            self._put(f"DELETE FROM {table} WHERE uid=? AND replica=?", *_name(episode))  # noqa: S608
+        return tuple(
+            Write(f"DELETE FROM {table} WHERE uid=? AND replica=?", _name(episode))  # noqa: S608  # our own names
+            for table in ("states", "turns")
+        )
 
     def _pickled(self, sample: SWESample) -> bytes | None:
         """Pickle an episode; None where a plug-in of the user's cannot be."""
@@ -343,6 +341,11 @@ def _bytes(array: Any) -> bytes:
 
 def _name(episode: EpisodeId) -> tuple[str, int]:
     return episode.uid, episode.replica_index
+
+
+def _begun_again(sample: RolloutSample) -> Write:
+    sql = "UPDATE samples SET attempt=?, restarted=?, stale=? WHERE uid=? AND replica=?"
+    return Write(sql, (*_begun(sample), *_name(sample.episode)))
 
 
 def _begun(sample: RolloutSample) -> tuple[int, int, int]:

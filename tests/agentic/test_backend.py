@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import shutil
@@ -15,7 +16,7 @@ from world import Agent, Envs, turns
 
 from agentflow.errors import ConfigError, EnvStartFailed
 from agentflow.registry import import_any
-from agentflow.types import Cause, EpisodeId, SyncMode
+from agentflow.types import Cause, Ending, EpisodeId, SyncMode
 from executors.backend import BackendFailed, RolloutBackend
 from executors.books import DeadGroups
 from executors.journal import Journal
@@ -450,6 +451,27 @@ async def test_a_checkpoint_takes_a_journal_back_to_where_the_trainer_was(tmp_pa
             assert sorted(uids(groups)) == ["later@1", "second"]
             assert again.metrics()["groups/open"] == 2
     assert uids([second]) == ["second"]
+
+
+async def test_a_group_that_was_dropped_before_a_crash_lends_its_name_to_no_other(
+    tmp_path: Path,
+) -> None:
+    """Samples of it were kept; those of the next one for its prompt are others."""
+    out, copy = tmp_path / "run", tmp_path / "copy"
+    async with asyncio.timeout(60):
+        async with journalled(out) as backend:
+            backend.submit(rows("a"))
+            for _ in itertools.count():
+                if backend.metrics()["coordinator/groups_complete"]:
+                    break
+                await asyncio.sleep(0)
+            backend._drop(["a"], Ending(cause=Cause.SURPLUS, phase="group"))
+            await backend._running.journal.kept()  # type: ignore[union-attr]  # it has one
+            shutil.copytree(out, copy)
+        async with RolloutBackend.from_run(copy, make_engine=always_ls) as again:
+            assert uids(await again.step(rows("a"))) == ["a@1"]
+    keys = [json.loads(line)["key"] for line in (copy / "samples.jsonl").read_text().splitlines()]
+    assert len(keys) == len(set(keys)) == 4
 
 
 async def test_what_a_trainer_held_is_not_gone_on_with_by_a_run(tmp_path: Path) -> None:

@@ -90,6 +90,16 @@ def test_what_is_issued_together_is_kept_together(journal: Journal) -> None:
     assert sorted(contents.groups) == ["b", "c"]
 
 
+def test_what_belongs_together_is_one_transaction(journal: Journal) -> None:
+    """A kill between two changes of one fact would leave half of it."""
+    one = RolloutSample(episode=EPISODE, task={})
+    journal.write(journal.take_queued())
+    journal.retried(one)
+    journal.ended(one, lambda: None)
+    journal.group_dropped("a")
+    assert len(journal.take_queued()) == 3
+
+
 def test_a_journal_that_was_damaged_is_told(journal: Journal) -> None:
     """Whatever part of it: the error names the file."""
     journal.write([*journal.take_queued(), Write("UPDATE issues SET samples=?", (b"\x80\x05K",))])
