@@ -10,8 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from agentflow.config_loading import load_config
 from agentflow.errors import ConfigError
 from executors import journal_schema
@@ -19,7 +17,7 @@ from executors.books import Restored
 from executors.journal import Journal
 from executors.journal_schema import Contents, revive
 from executors.run_dir import RunStatus
-from executors.run_rows import read_rows
+from executors.run_rows import read_rows, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,8 +70,7 @@ def read_journal(path: Path, *, holder: str) -> Contents:
 
 def is_done(path: Path) -> bool:
     """Whether a run came to its end."""
-    status = orjson.loads((path / "run.json").read_bytes()).get("status")
-    return bool(status == RunStatus.DONE)
+    return bool(read_run(path)["status"] == RunStatus.DONE)
 
 
 def remove_spent_journal(path: Path) -> None:

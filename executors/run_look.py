@@ -18,6 +18,7 @@ from agentflow.observe.doing import Doing
 from agentflow.observe.records import EventFile
 from agentflow.observe.run_state import RunState
 from executors.run_dir import LOCK, RunStatus
+from executors.run_rows import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,14 +91,16 @@ class RunLook:
             found: dict[str, Any] = orjson.loads((self.folder / "queues.json").read_bytes())
         except FileNotFoundError:
             return {}
+        except orjson.JSONDecodeError as error:
+            raise ConfigError(f"{self.folder}/queues.json: is not JSON: {error}") from error
         return found
 
     def _standing(self) -> Standing:
-        self.run = _read_run(self.folder)
+        self.run = read_run(self.folder)
         if self.run["status"] == RunStatus.RUNNING and not _is_held(
-            self.folder / LOCK, self.run["pid"]
+            self.folder / LOCK, self.run.get("pid", 0)
         ):
-            self.run = _read_run(self.folder)  # it may have ended between the two looks
+            self.run = read_run(self.folder)  # it may have ended between the two looks
             if self.run["status"] == RunStatus.RUNNING:
                 return Standing.KILLED
         return Standing(self.run["status"])
@@ -110,17 +113,7 @@ def find_run(folder: Path | None) -> Path:
     found = [path.parent for depth in ("*", "*/*") for path in RUNS.glob(f"{depth}/run.json")]
     if not found:
         raise ConfigError(f"{RUNS}/ holds no run; name the run's directory")
-    return max(found, key=lambda run: str(_read_run(run)["started"]))
-
-
-def _read_run(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = orjson.loads((folder / "run.json").read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{folder} holds no run: run.json: {error.strerror}") from error
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{folder}/run.json: {error}") from error
-    return found
+    return max(found, key=lambda run: str(read_run(run).get("started", "")))
 
 
 def _is_held(lock: Path, pid: int) -> bool:
@@ -140,4 +133,6 @@ def _is_held(lock: Path, pid: int) -> bool:
 def _like(name: str, episodes: Iterable[EpisodeId]) -> str:
     from agentflow.registry import did_you_mean  # noqa: PLC0415  # only for this message
 
-    return did_you_mean(name, sorted({episode.uid for episode in episodes}))
+    known = sorted(episodes, key=str)
+    example = f"; its episodes are named as {str(known[0])!r} is" if known else "; it issued none"
+    return did_you_mean(name, sorted({episode.uid for episode in known})) or example

@@ -305,6 +305,13 @@ def test_an_episode_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "'baskett' is no episode of" in result.stderr
     assert "did you mean 'basket'?" in result.stderr
+    result = CliRunner().invoke(app, ["why", "3:1", str(out)])
+    assert result.exit_code == 2
+    assert "its episodes are named as 'basket#0' is" in result.stderr
+    (out / "queues.json").write_text('{"wall": 1')
+    result = CliRunner().invoke(app, ["why", "basket", str(out)])
+    assert result.exit_code == 2
+    assert "queues.json: is not JSON" in result.stderr
 
 
 def test_a_run_that_says_running_and_holds_no_lock_was_killed(tmp_path: Path) -> None:

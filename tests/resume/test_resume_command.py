@@ -52,6 +52,34 @@ def test_what_cannot_be_resumed_is_told_in_one_line(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "run.json"]
 
 
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ('{"status": "run', "run.json: is not JSON"),
+        ("{}", "run.json: has no status: it is not what a run wrote"),
+        ("[]", "run.json: has no status: it is not what a run wrote"),
+    ],
+)
+def test_a_damaged_run_file_is_told_in_one_line(tmp_path: Path, damage: str, told: str) -> None:
+    """Whoever reads it."""
+    out = begun(tmp_path)
+    (out / "run.json").write_text(damage)
+    for command in (["run", "--resume"], ["status"], ["why", "a"], ["trace"]):
+        code, _, err = agentflow(*command, str(out))
+        assert (code, err.count("\n")) == (2, 1)
+        assert told in err
+
+
+def test_a_damaged_line_of_samples_is_named(tmp_path: Path) -> None:
+    """File and line; a last one that was not finished is none."""
+    out = begun(tmp_path)
+    for damage, told in (("x", "is not JSON"), ("{}", "has no key"), ("3", "has no key")):
+        (out / "samples.jsonl").write_text(f'{{"key": "a"}}\n{damage}\n{{"ke')
+        code, _, err = agentflow("rescore", str(out))
+        assert code == 2
+        assert f"samples.jsonl:2: {told}" in err
+
+
 @pytest.mark.slow
 def test_a_run_with_a_journal_ends_as_any_other_and_cannot_be_run_twice(tmp_path: Path) -> None:
     """The journal is gone with the last sample; resuming then has nothing to do."""
