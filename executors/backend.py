@@ -256,8 +256,16 @@ class RolloutBackend:
         return await self._collect(self._issue(prompts, n=n), enough=enough)
 
     async def validate(self, prompts: Sequence[Prompt], *, n: int = 1) -> list[Group]:
-        """Roll prompts out before all others, not for training; as `step`, acknowledged at once."""
-        groups = await self._collect(self._issue(prompts, n=n, validate=True))
+        """Roll prompts out before all others, not for training; as `step`, acknowledged at once.
+
+        Cut short it drops them: they are nobody else's.
+        """
+        batch = self._issue(prompts, n=n, validate=True)
+        try:
+            groups = await self._collect(batch)
+        except asyncio.CancelledError:
+            self._withdraw(batch)
+            raise
         for group in groups:
             await self.ack(group)
         return groups
@@ -270,12 +278,17 @@ class RolloutBackend:
         uid = group[0].episode.uid if group else ""
         if uid not in self._delivered:
             raise ValueError(f"group {uid!r} waits for no acknowledgement; ack each group once")
+        self._used(uid)
+        journal = self._running.journal
+        if journal is not None:
+            await journal.kept()
+
+    def _used(self, uid: str) -> None:
         self._delivered.remove(uid)
         del self._open[uid]
         journal = self._running.journal
         if journal is not None:
             journal.acked(uid, self._checkpoints)
-            await journal.kept()
 
     def finish(self) -> None:
         """Say that nothing more will be submitted, so that `groups` ends."""
@@ -330,6 +343,18 @@ class RolloutBackend:
                 self._unclaimed.remove(group)
                 return group
         return None
+
+    def _withdraw(self, batch: Sequence[Issued]) -> None:
+        """Let go of groups whose caller has gone, wherever they are."""
+        uids = {issued.uid for issued in batch}
+        self._unclaimed = [g for g in self._unclaimed if g[0].episode.uid not in uids]
+        for uid in uids & self._delivered:
+            self._used(uid)
+        message = "whoever asked for it was cancelled"
+        self._drop(
+            uids & self._open.keys(),
+            Ending(cause=Cause.CANCELLED, phase="group", message=message),
+        )
 
     def _drop(self, uids: Collection[str], ending: Ending) -> None:
         for uid in uids:

@@ -97,6 +97,27 @@ async def test_validation_goes_beside_the_stream_and_is_not_part_of_it() -> None
         assert {p["uid"] for p in backend.state_dict()["open"]} == {"a", "b"}
 
 
+async def test_a_validation_that_is_cancelled_does_not_come_to_be_trained_on() -> None:
+    """What had ended of it and what had not is dropped, and waits for no acknowledgement."""
+    holding = Holding()
+    async with asyncio.timeout(30), holding.backend as backend:
+        prompts = [*rows("v"), *rows("never", turns=10**9)]
+        validating = asyncio.create_task(backend.validate(prompts))
+        for _ in itertools.count():
+            if backend.metrics()["coordinator/delivered"]:
+                break
+            await asyncio.sleep(0)
+        validating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await validating
+        backend.submit(rows("a"))
+        backend.finish()
+        assert uids(await collect(backend)) == ["a"]
+        assert backend.metrics()["groups/open"] == 1
+        tokens_close(backend)
+    assert not holding.envs.live
+
+
 async def test_enough_groups_end_the_step_and_the_rest_is_surplus() -> None:
     """What was begun for nothing is aborted, its environments go, its tokens are counted."""
     holding = Holding()
