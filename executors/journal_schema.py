@@ -56,6 +56,8 @@ _UNREADABLE = (
     ImportError,
     EOFError,
     LookupError,
+    MemoryError,
+    OverflowError,
     TypeError,
     ValueError,
 )
@@ -131,6 +133,9 @@ def _read(database: sqlite3.Connection, path: Path) -> Contents | None:
     (schema,) = database.execute("SELECT value FROM meta WHERE key='schema'").fetchone() or ("?",)
     if schema != SCHEMA:
         raise ConfigError(f"{path}: its schema is {schema!r}; this version reads {SCHEMA!r}")
+    (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise ConfigError(f"{path}: is damaged: {found.splitlines()[-1]}; put back a copy of it")
     issued = {}
     for (blob,) in database.execute("SELECT samples FROM issues ORDER BY number"):
         for fields in pickle.loads(blob):  # noqa: S301  # the run's own file

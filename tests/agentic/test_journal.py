@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,6 +106,22 @@ def test_a_journal_that_was_damaged_is_told(journal: Journal) -> None:
     """Whatever part of it: the error names the file."""
     journal.write([*journal.take_queued(), Write("UPDATE issues SET samples=?", (b"\x80\x05K",))])
     with pytest.raises(ConfigError, match="is no journal that can be read"):
+        journal_schema.read(journal._path)
+
+
+def test_a_journal_whose_pages_do_not_fit_together_is_told(journal: Journal) -> None:
+    """It could be read, and would give less than was issued."""
+    journal.write(journal.take_queued())
+    journal.close()
+    with closing(sqlite3.connect(journal._path)) as database:
+        sql = "SELECT rootpage FROM sqlite_master WHERE name='sqlite_autoindex_samples_1'"
+        (page,) = database.execute(sql).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    empty_leaf = bytes([10, 0, 0, 0, 0]) + size.to_bytes(2, "big") + bytes(1)
+    with journal._path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(empty_leaf)
+    with pytest.raises(ConfigError, match="is damaged: row 1 missing from index"):
         journal_schema.read(journal._path)
 
 
