@@ -345,7 +345,7 @@ def test_a_failed_start_keeps_the_folder_that_was_there(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(OutputError, match=r"cannot write .*run\.json"):
+        with pytest.raises(OutputError, match=r"cannot write .*config\.yaml"):
             run.dir.open(config.model_copy(update={"run": long_tag}), argv=(), model="m")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
