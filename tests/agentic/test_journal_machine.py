@@ -158,7 +158,8 @@ class JournalledCoordinator(RuleBasedStateMachine):
         """The writer gets so far."""
         queued = self.journal.take_queued()
         batch, rest = queued[:count], queued[count:]
-        for write in batch:  # what the batch makes certain, before anybody is told
+        changes = [one for whole in batch for one in (whole, *whole.rest)]
+        for write in changes:  # what the batch makes certain, before anybody is told
             if write.sql.startswith("INSERT INTO issues"):
                 self.issued.add(str(write.parameters[0]))
             if "INTO acks" in write.sql:
