@@ -291,7 +291,7 @@ class RolloutBackend:
             journal.acked(uid, self._checkpoints)
 
     def finish(self) -> None:
-        """Say that nothing more will be submitted, so that `groups` ends."""
+        """Say that nothing more will be submitted, nor validated, so that `groups` ends."""
         self._running.coordinator.finish()
 
     def _issue(

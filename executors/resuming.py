@@ -98,7 +98,7 @@ class Leftover:
     def read(cls, path: Path) -> Leftover:
         """Read the directory of a run that nobody else goes on with. Raises ConfigError."""
         if is_done(path):
-            raise ConfigError(f"--resume: {path} was brought to its end by another process")
+            raise ConfigError(f"--resume: nothing is left to do: the run in {path} is done")
         rows = read_rows(path)
         contents = read_journal(path, holder=journal_schema.RUN)
         finished = {str(row["key"]) for row in rows}
