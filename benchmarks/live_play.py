@@ -24,7 +24,7 @@ from agentflow.swe.flow import SWEAgentFlow
 from agentflow.swe.scheduling_hooks import Scheduling
 from agentflow.types import Cause, EpisodeId, SamplingParams
 from executors.agentic import AgenticExecutor, AgenticSettings
-from executors.coordinator import LOCAL, DataCoordinator
+from executors.data.coordinator import LOCAL, DataCoordinator
 from executors.naive import NaiveExecutor
 from executors.source import WorkerSource
 from priority.policies import Fcfs, age_of

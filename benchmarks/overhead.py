@@ -39,9 +39,9 @@ from benchmarks.overhead_parts import (
 )
 from benchmarks.overhead_skeleton import Skeleton
 from executors.agentic import AgenticExecutor, AgenticSettings
-from executors.coordinator import DataCoordinator
+from executors.data.coordinator import DataCoordinator
+from executors.data.journal import Journal
 from executors.hooks import CoordinatorHooks
-from executors.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from agentflow.config import RolloutConfig
 from agentflow.policies import BUILTIN_POLICY, build_policy
 from agentflow.scheduling import Limits
-from executors.drivers import ActionLevel, action_level, naive
+from executors.virtual.drivers import ActionLevel, action_level, naive
 from priority.policies import age_of
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
     from agentflow.types import SyncMode
     from benchmarks.rollout_scenarios import Scenario
-    from executors.coordinator import DataCoordinator
-    from executors.drivers import Driver, DriverFactory
+    from executors.data.coordinator import DataCoordinator
+    from executors.virtual.drivers import Driver, DriverFactory
 
 SLOTS: Final = "trajectory_slots"
 """NaiveExecutor with as many trajectories as generation slots."""

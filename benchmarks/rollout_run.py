@@ -14,7 +14,7 @@ from agentflow.sim.setup import Simulation
 from agentflow.types import SyncMode
 from benchmarks.rollout_meter import SlotMeter, use_over_time
 from benchmarks.rollout_policies import driver_of
-from executors.coordinator import DataCoordinator
+from executors.data.coordinator import DataCoordinator
 from executors.weight_sync import WeightSync
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentflow.types import RolloutSample
     from benchmarks.rollout_meter import Held
     from benchmarks.rollout_scenarios import Scenario
-    from executors.drivers import Driver
+    from executors.virtual.drivers import Driver
 
 POINTS = 200
 """Of a curve of slot use."""

@@ -1,12 +1,15 @@
-"""Who drives many episodes: executors, sources of samples, runs and their directories, the CLI.
+"""Who drives many episodes for a trainer.
 
-    backend    RolloutBackend: what a trainer holds
-    naive      NaiveExecutor: whole trajectories, up to a number of them at a time
-    source     where samples come from and go back to
-    session    Rollout: one run, from its configuration to its summary
-    run_dir    what a run leaves on disk
-    simulate   whole runs in virtual time
-    cli        the `agentflow` command
+    backend          RolloutBackend: what a trainer holds; trainers/ has adapters for some
+    data/            DataCoordinator: which samples there are, and what became of each
+    worker           RolloutWorker: takes samples and runs one of the two executors
+    agentic, naive   AgenticExecutor by actions, NaiveExecutor by whole trajectories
+    weight_sync      pauses workers and engines while weights are replaced
+    task_scheduler/  the second way in: batches, admitted against a resource pool
+    runs/            one run, from its configuration through its directory to its summary
+    watching/        what a run looks like from outside
+    virtual/         whole runs in virtual time
+    cli/             the `agentflow` command
 
 The top of the imports: nothing in `agentflow` or `priority` knows this package.
 """

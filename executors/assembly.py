@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
     from agentflow.swe.sample import SWESample
     from agentflow.swe.scheduling_hooks import SchedulingHooks
-    from executors.coordinator import DataCoordinator
+    from executors.data.coordinator import DataCoordinator
 
 
 def load_flow(

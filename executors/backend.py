@@ -21,14 +21,14 @@ from agentflow.config_loading import Sources, check
 from agentflow.errors import AgentflowError, ConfigError
 from agentflow.runner import AsyncioRunner
 from agentflow.types import Cause, Ending, EpisodeId, SyncMode
-from executors import journal_schema
 from executors.backend_parts import BackendParts
-from executors.books import afresh
+from executors.data import journal_schema
+from executors.data.books import afresh
+from executors.data.observers import BookObserver
+from executors.data.prompts import Issued, Issuer, as_samples, whole
+from executors.data.resuming import restored, resumed_config
 from executors.failures import first_failure
 from executors.held_sync import HeldSync
-from executors.observers import BookObserver
-from executors.prompts import Issued, Issuer, as_samples, whole
-from executors.resuming import restored, resumed_config
 from executors.wiring import build_engine, check_sources, require_engine, runnable_tasks
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
-    from executors.groups import Group
-    from executors.prompts import Prompt
+    from executors.data.groups import Group
+    from executors.data.prompts import Prompt
     from executors.sync_backend import SyncRolloutBackend
 
     EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]

@@ -11,25 +11,25 @@ from agentflow.errors import ConfigError
 from agentflow.observe.events import NullEvents
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin, Versioned
-from executors import journal_schema
 from executors.assembly import load_flow, make_worker
-from executors.coordinator import DataCoordinator
-from executors.files import OutputError
-from executors.groups import GroupRules, StragglerRule
+from executors.data import journal_schema
+from executors.data.coordinator import DataCoordinator
+from executors.data.groups import GroupRules, StragglerRule
+from executors.data.journal import Journal
+from executors.data.observers import Observers
+from executors.data.resuming import carried_tokens, read_journal
+from executors.data.token_books import TokenBooks
 from executors.hooks import CoordinatorHooks
-from executors.journal import Journal
-from executors.logs import logging_to
-from executors.observers import Observers
-from executors.resuming import carried_tokens, read_journal
-from executors.run_dir import RunDir, RunStatus
-from executors.run_rows import read_rows
+from executors.runs.files import OutputError
+from executors.runs.logs import logging_to
+from executors.runs.run_dir import RunDir, RunStatus
+from executors.runs.run_rows import read_rows
+from executors.runs.summary import Summary, TokenLedger
+from executors.runs.task_file import TaskFile
+from executors.runs.token_meter import MeteredModel
 from executors.scheduling import scheduling_facts
-from executors.summary import Summary, TokenLedger
-from executors.task_file import TaskFile
 from executors.termination import classify
-from executors.token_books import TokenBooks
-from executors.token_meter import MeteredModel
-from executors.watch import Watch
+from executors.watching.watch import Watch
 from executors.weight_sync import WeightSync
 from executors.wiring import reach_engine
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from agentflow.protocols import EventSink, Model
     from agentflow.runner import AsyncioRunner
     from agentflow.types import RolloutSample
-    from executors.books import Restored
-    from executors.journal_schema import Contents
-    from executors.observers import BookObserver
+    from executors.data.books import Restored
+    from executors.data.journal_schema import Contents
+    from executors.data.observers import BookObserver
     from executors.worker import RolloutWorker
 
     EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]

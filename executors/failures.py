@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agentflow.errors import ConfigError
 from executors.agentic import RolloutStalled
-from executors.files import OutputError
+from executors.runs.files import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId, Message
-    from executors.coordinator import DataCoordinator
+    from executors.data.coordinator import DataCoordinator
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from agentflow.types import RolloutSample
-    from executors.coordinator import DataCoordinator
+    from executors.data.coordinator import DataCoordinator
 
 
 class SampleSource(Protocol):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from executors.backend import RolloutBackend
-    from executors.groups import Group
-    from executors.prompts import Prompt
+    from executors.data.groups import Group
+    from executors.data.prompts import Prompt
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentflow.engine.renderer import ChatRenderer
     from agentflow.protocols import AgentFlow, Runner
     from agentflow.types import SyncMode
-    from executors.coordinator import DataCoordinator
+    from executors.data.coordinator import DataCoordinator
 
 Executor = NaiveExecutor | AgenticExecutor
 

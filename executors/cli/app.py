@@ -17,10 +17,10 @@ from executors.cli.clean import clean
 from executors.cli.eval import eval_command
 from executors.cli.exits import HELP, ExitCode, told_in_one_line
 from executors.cli.simulate import simulate_command
-from executors.rescore import rescore
-from executors.resuming import is_done, remove_spent_journal, resumed_config, run_config
-from executors.session import Rollout
-from executors.versions import versions
+from executors.data.resuming import is_done, remove_spent_journal, resumed_config, run_config
+from executors.data.versions import versions
+from executors.runs.rescore import rescore
+from executors.runs.session import Rollout
 from executors.wiring import rehearse_engine, select_tasks
 
 if TYPE_CHECKING:

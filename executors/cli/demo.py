@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agentflow.config_loading import load_config
 from executors.cli import report, running
 from executors.cli.exits import ExitCode
-from executors.session import Rollout
+from executors.runs.session import Rollout
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,10 +18,10 @@ from agentflow.observe.run_trace import RunTrace
 from agentflow.observe.trace import MAX_EVENTS
 from executors.cli.exits import HELP, ExitCode, told_in_one_line
 from executors.cli.report import make_console
-from executors.files import write_chunks
-from executors.run_look import RunLook, Standing, find_run
-from executors.status import WORDS, headlines, status_data
-from executors.why import Why
+from executors.runs.files import write_chunks
+from executors.watching.run_look import RunLook, Standing, find_run
+from executors.watching.status import WORDS, headlines, status_data
+from executors.watching.why import Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from agentflow.config import AgentflowConfig
     from agentflow.types import RolloutSample
-    from executors.session import Session
-    from executors.summary import Summary
+    from executors.runs.session import Session
+    from executors.runs.summary import Summary
 
 _MAX_ROWS = 50
 """A longer table is no longer read; samples.jsonl has them all."""

@@ -18,11 +18,11 @@ import typer
 
 from executors.cli import report
 from executors.cli.exits import ExitCode
-from executors.session import RolloutFailed
+from executors.runs.session import RolloutFailed
 
 if TYPE_CHECKING:
     from executors.cli.report import TerminalWatcher
-    from executors.session import Session
+    from executors.runs.session import Session
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -19,16 +19,16 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from executors.cli.exits import ExitCode, told_in_one_line
-from executors.drivers import Schedule, driver_of
-from executors.fault_runs import run_with_faults
-from executors.replay import load_recording
-from executors.simulate import StartOrder, ordered, simulate
+from executors.virtual.drivers import Schedule, driver_of
+from executors.virtual.fault_runs import run_with_faults
+from executors.virtual.replay import load_recording
+from executors.virtual.simulate import StartOrder, ordered, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentflow.sim.trace import EpisodeTrace
-    from executors.simulate import SimulationReport
+    from executors.virtual.simulate import SimulationReport
 
 _CONTEXT_ROOM = 1 << 20
 """Context of a replayed engine: the recorded episodes fit it whatever their model was."""

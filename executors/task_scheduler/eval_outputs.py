@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from executors.files import LineFile, OutputError, write_atomic, writing
+from executors.runs.files import LineFile, OutputError, write_atomic, writing
 from executors.task_scheduler.data_source import DATASET
 from executors.task_scheduler.termination_summary import AGENT_REASON, REASON, termination_summary
 

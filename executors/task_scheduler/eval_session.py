@@ -25,12 +25,13 @@ from agentflow.runner import AsyncioRunner
 from agentflow.swe.scheduling_hooks import NoHooks
 from executors.assembly import load_flow
 from executors.failures import first_failure
-from executors.files import OutputError, write_atomic
-from executors.logs import logging_to
-from executors.run_dir import RunDir, RunStatus
-from executors.sample_rows import ended_facts
-from executors.session import RolloutFailed
-from executors.summary import Summary
+from executors.runs.files import OutputError, write_atomic
+from executors.runs.logs import logging_to
+from executors.runs.run_dir import RunDir, RunStatus
+from executors.runs.sample_rows import ended_facts
+from executors.runs.session import RolloutFailed
+from executors.runs.summary import Summary
+from executors.runs.token_meter import MeteredModel
 from executors.task_scheduler.cluster_layout import _build_placement_pool, pool_of
 from executors.task_scheduler.data_source import EVAL_DATASET, EvalDataset
 from executors.task_scheduler.gate import GatedEngine
@@ -38,7 +39,6 @@ from executors.task_scheduler.handlers import STUDENT, flow_agent
 from executors.task_scheduler.iteration import IterationPublisher
 from executors.task_scheduler.scheduler import TaskScheduler
 from executors.task_scheduler.spec import EvaluatorSpec
-from executors.token_meter import MeteredModel
 from executors.wiring import build_engine, reach_engine, runnable_tasks
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import AgentFlow, EventSink
-    from executors.session import Watcher
+    from executors.runs.session import Watcher
     from executors.task_scheduler.agents import BaseAgent
     from executors.task_scheduler.eval_config import EvalConfig
     from executors.task_scheduler.placement import PlacementPool

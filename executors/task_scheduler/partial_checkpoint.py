@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ConfigError
-from executors.files import writing
+from executors.runs.files import writing
 from executors.task_scheduler.records import reading, to_record, to_sample
 from executors.task_scheduler.tasks import Task, TaskConfig
 

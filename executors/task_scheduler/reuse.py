@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.errors import ConfigError
-from executors.files import FolderLock
+from executors.runs.files import FolderLock
 from executors.task_scheduler.records import reading, to_record, to_sample
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from agentflow.errors import ConfigError
-from executors.files import write_atomic, writing
+from executors.runs.files import write_atomic, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agentflow.config import AgentflowConfig
-    from executors.groups import Group
+    from executors.data.groups import Group
 
 
 def given(conf: Mapping[str, Any]) -> Any:

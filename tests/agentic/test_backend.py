@@ -18,10 +18,10 @@ from agentflow.errors import ConfigError, EnvStartFailed
 from agentflow.registry import import_any
 from agentflow.types import Cause, Ending, EpisodeId, SyncMode
 from executors.backend import BackendFailed, RolloutBackend
-from executors.books import DeadGroups
-from executors.journal import Journal
-from executors.resuming import resumed_config
-from executors.session import Rollout
+from executors.data.books import DeadGroups
+from executors.data.journal import Journal
+from executors.data.resuming import resumed_config
+from executors.runs.session import Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentflow.protocols import ContainerEnv
     from agentflow.swe.sample import SWESample
     from agentflow.types import ContainerSpec, StepStatus
-    from executors.groups import Group
+    from executors.data.groups import Group
 
 PARTS = Path(__file__).parents[1] / "cli" / "parts.py"
 

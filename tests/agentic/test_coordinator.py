@@ -10,8 +10,8 @@ import pytest
 
 from agentflow.runner import AsyncioRunner
 from agentflow.types import Cause, EpisodeId, RolloutSample
-from executors.coordinator import DataCoordinator, WorkerGivenUp
-from executors.ledger import NotLeased
+from executors.data.coordinator import DataCoordinator, WorkerGivenUp
+from executors.data.ledger import NotLeased
 from executors.source import WorkerSource
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from world import ByChance, World, turns
 
 from agentflow.types import Cause, EpisodeId, RolloutSample, SyncMode
-from executors.coordinator import DataCoordinator
+from executors.data.coordinator import DataCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from world import World, turns
 
 from agentflow.runner import AsyncioRunner
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample, SyncMode
-from executors.coordinator import DataCoordinator
-from executors.groups import GroupRules, StragglerRule
+from executors.data.coordinator import DataCoordinator
+from executors.data.groups import GroupRules, StragglerRule
 
 if TYPE_CHECKING:
-    from executors.groups import Group
+    from executors.data.groups import Group
 
 DONE = Ending(cause=Cause.SUBMITTED, phase="generation")
 

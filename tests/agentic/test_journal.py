@@ -21,10 +21,10 @@ from agentflow.types import (
     SamplingParams,
     StepStatus,
 )
-from executors import journal_schema
-from executors.files import OutputError
-from executors.journal import Journal, Write
-from executors.journal_schema import revive
+from executors.data import journal_schema
+from executors.data.journal import Journal, Write
+from executors.data.journal_schema import revive
+from executors.runs.files import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

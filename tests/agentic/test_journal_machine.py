@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from world import OneLoop
 
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
-from executors import journal_schema
-from executors.coordinator import DataCoordinator, replicas
-from executors.groups import GroupRules, StragglerRule
-from executors.journal import Journal
-from executors.resuming import restored
+from executors.data import journal_schema
+from executors.data.coordinator import DataCoordinator, replicas
+from executors.data.groups import GroupRules, StragglerRule
+from executors.data.journal import Journal
+from executors.data.resuming import restored
 
 pytestmark = pytest.mark.slow
 

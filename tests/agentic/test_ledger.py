@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentflow.types import Cause, EpisodeId
-from executors.ledger import NotLeased, SampleLedger, SampleState
+from executors.data.ledger import NotLeased, SampleLedger, SampleState
 
 A, B = EpisodeId(uid="a"), EpisodeId(uid="b")
 

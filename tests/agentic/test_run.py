@@ -11,7 +11,7 @@ import pytest
 
 from agentflow.config_loading import Sources, check
 from agentflow.errors import ConfigError
-from executors.session import Rollout
+from executors.runs.session import Rollout
 from priority.policies import Priority
 
 if TYPE_CHECKING:

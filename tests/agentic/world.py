@@ -29,10 +29,10 @@ from agentflow.types import (
     StepStatus,
     SWERolloutResult,
 )
-from executors.coordinator import DataCoordinator
+from executors.data.coordinator import DataCoordinator
 from executors.hooks import CoordinatorHooks
+from executors.runs.token_meter import MeteredModel
 from executors.scheduling import make_limits
-from executors.token_meter import MeteredModel
 from executors.weight_sync import WeightSync
 from executors.worker import RolloutWorker
 from priority.policies import Fcfs, Priority

@@ -10,7 +10,7 @@ import typer
 
 from executors.cli import report, running
 from executors.cli.exits import told_in_one_line
-from executors.session import Rollout
+from executors.runs.session import Rollout
 
 
 def main() -> int:

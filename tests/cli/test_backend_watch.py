@@ -13,7 +13,7 @@ from watched import scrape
 from agentflow.config_loading import Sources, check
 from agentflow.errors import ConfigError
 from executors.backend import BackendFailed, RolloutBackend
-from executors.run_look import RunLook, Standing
+from executors.watching.run_look import RunLook, Standing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentflow.types import EpisodeId
-from executors.files import LineFile, OutputError, write_atomic
-from executors.sample_rows import trajectory_name
+from executors.runs.files import LineFile, OutputError, write_atomic
+from executors.runs.sample_rows import trajectory_name
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

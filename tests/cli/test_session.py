@@ -18,10 +18,10 @@ from agentflow.engine.rids import RidFactory
 from agentflow.engine.turns import EngineAccess
 from agentflow.errors import ConfigError
 from agentflow.types import EpisodeId
-from executors.files import OutputError
-from executors.run_dir import RunDir
-from executors.session import Rollout, RolloutFailed
-from executors.summary import Summary
+from executors.runs.files import OutputError
+from executors.runs.run_dir import RunDir
+from executors.runs.session import Rollout, RolloutFailed
+from executors.runs.summary import Summary
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from agentflow.observe.jsonl import JsonlEvents
 from agentflow.sim.clock import VirtualRunner, run_virtual
 from agentflow.types import EpisodeId
 from executors.agentic import RolloutStalled
-from executors.watch import Watch
+from executors.watching.watch import Watch
 
 if TYPE_CHECKING:
     from pathlib import Path

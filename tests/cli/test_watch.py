@@ -18,7 +18,7 @@ from watched import EPISODES, agentflow, run, scrape, slices, status
 
 from agentflow.errors import ConfigError
 from executors.cli.app import app
-from executors.session import Rollout, RolloutFailed
+from executors.runs.session import Rollout, RolloutFailed
 
 if TYPE_CHECKING:
     from agentflow.config import AgentflowConfig

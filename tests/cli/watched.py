@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from executors.cli.app import app
-from executors.session import Rollout
+from executors.runs.session import Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -137,13 +137,11 @@ class TestBubblewrap(EnvironmentContract):
         assert "0" not in result.text.splitlines()
         assert result.output
 
-    async def test_the_machine_is_not_seen(
-        self, env: LocalEnv, scratch: Path, tmp_path: Path
-    ) -> None:
+    async def test_the_machine_is_not_seen(self, env: LocalEnv, tmp_path: Path) -> None:
         """Neither other files, nor other processes, nor a network, nor capabilities."""
         (tmp_path / "secret").write_text("secret")
         seen = await env.execute(
-            f"ls {tmp_path} {scratch} {Path.home()} 2>&1 | grep -E 'secret|agentflow|bashrc';"
+            f"ls {tmp_path} {env.root.parent} {Path.home()} 2>/dev/null | grep -E 'secret|agentflow|bashrc';"
             "ls -d /proc/[0-9]* | wc -l; wc -l < /proc/net/route; grep CapEff /proc/self/status"
         )
         count, routes, caps = seen.text.splitlines()

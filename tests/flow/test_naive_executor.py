@@ -12,7 +12,7 @@ from plugins import CharRenderer, new_sample
 from agentflow.errors import PreprocessFailed, RolloutGenerationAborted
 from agentflow.runner import AsyncioRunner
 from agentflow.types import Cause, Ending
-from executors.coordinator import DataCoordinator
+from executors.data.coordinator import DataCoordinator
 from executors.naive import NaiveExecutor
 
 if TYPE_CHECKING:

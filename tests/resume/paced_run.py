@@ -14,8 +14,8 @@ from agentflow.engine.model_folder import bundled_model_folder
 from agentflow.engine.scripted import ScriptedSettings
 from agentflow.engine.scripted_spec import scripted_engine
 from executors.cli import report, running
-from executors.resuming import is_done, resumed_config
-from executors.session import Rollout
+from executors.data.resuming import is_done, resumed_config
+from executors.runs.session import Rollout
 from executors.wiring import build_engine
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
 from executors.cli.app import app
-from executors.journal import Journal
-from executors.resuming import resumed_config
-from executors.run_dir import RunDir
-from executors.session import Rollout
+from executors.data.journal import Journal
+from executors.data.resuming import resumed_config
+from executors.runs.run_dir import RunDir
+from executors.runs.session import Rollout
 from executors.wiring import make_samples, select_tasks
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from agentflow.sim.clock import VirtualRunner, run_virtual
 from agentflow.sim.faults import FaultRates, FaultSource, FaultyEnvBuilder
 from agentflow.sim.setup import Simulation
 from agentflow.types import Cause, SyncMode
-from executors.coordinator import LOCAL, DataCoordinator
-from executors.drivers import ActionLevel, action_level, naive
-from executors.simulate import source_of
+from executors.data.coordinator import LOCAL, DataCoordinator
+from executors.virtual.drivers import ActionLevel, action_level, naive
+from executors.virtual.simulate import source_of
 from executors.weight_sync import WeightSync
 from priority.policies import Fcfs
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agentflow.sim.clock import NumberedTask, VirtualLoop
     from agentflow.types import RolloutSample
-    from executors.drivers import Driver, DriverFactory
+    from executors.virtual.drivers import Driver, DriverFactory
 
 ACTIONS = action_level(
     ActionLevel(

@@ -13,13 +13,13 @@ import pytest
 
 from agentflow.sim.faults import Fault
 from agentflow.types import Cause, SyncMode
-from executors.drivers import NaiveDriver, Schedule
-from executors.fault_runs import run_with_faults
+from executors.virtual.drivers import NaiveDriver, Schedule
+from executors.virtual.fault_runs import run_with_faults
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
     from agentflow.types import RolloutSample
-    from executors.coordinator import DataCoordinator
+    from executors.data.coordinator import DataCoordinator
 
 
 @pytest.mark.parametrize("first", range(0, 24, 8))

@@ -10,10 +10,10 @@ from test_simulate import config, tiny
 
 from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
-from executors.drivers import naive
-from executors.replay import load_recording
-from executors.sample_rows import sample_row
-from executors.simulate import SimulationReport, simulate
+from executors.runs.sample_rows import sample_row
+from executors.virtual.drivers import naive
+from executors.virtual.replay import load_recording
+from executors.virtual.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,8 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import Simulation, SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from agentflow.types import Cause
-from executors.drivers import naive
-from executors.simulate import SimulationReport, simulate
+from executors.virtual.drivers import naive
+from executors.virtual.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace

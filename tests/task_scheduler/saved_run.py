@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentflow.types import RolloutSample
-    from executors.files import FolderLock
+    from executors.runs.files import FolderLock
     from executors.task_scheduler.rollout_manager import RolloutStep
 
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from agentflow.config_loading import Sources, check_as
 from agentflow.registry import import_any
 from executors.cli.app import app
-from executors.run_look import RunLook
 from executors.task_scheduler.eval_config import EvalConfig
 from executors.task_scheduler.eval_session import EvalSession
+from executors.watching.run_look import RunLook
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import scheduler_parts as parts
 from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
 from agentflow.types import TerminationClass
-from executors.files import LineFile, OutputError
+from executors.runs.files import LineFile, OutputError
 from executors.task_scheduler import (
     EvalDataset,
     NodeResource,

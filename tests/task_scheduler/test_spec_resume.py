@@ -12,7 +12,7 @@ from saved_run import Run, killed, uids
 
 from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
-from executors.files import OutputError
+from executors.runs.files import OutputError
 from executors.task_scheduler import (
     MultiDataSource,
     TrainDataset,

@@ -24,7 +24,7 @@ from agentflow.observe.records import EventFile
 from agentflow.observe.run_state import RunState
 from agentflow.observe.run_trace import RunTrace
 from executors.agentic import RolloutStalled
-from executors.files import LineFile, write_atomic, write_chunks
+from executors.runs.files import LineFile, write_atomic, write_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ class Watch:
         settings = self._settings
         if settings.metrics_port is None:
             return
-        from executors.prometheus import MetricsServer  # noqa: PLC0415  # few runs need it
+        from executors.watching.prometheus import MetricsServer  # noqa: PLC0415  # few runs need it
 
         server = MetricsServer(self.look, host=settings.metrics_host, port=settings.metrics_port)
         self._parts.callback(server.close)

@@ -12,7 +12,7 @@ from agentflow.sim.engine_spec import EngineSpec, EngineTimings
 from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import SimulationConfig
 from agentflow.sim.workload import load_workload
-from executors.drivers import ActionLevel
+from executors.virtual.drivers import ActionLevel
 from priority.policies import FcfsPreempt
 
 if TYPE_CHECKING:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from agentflow.config_loading import load_config
 from agentflow.errors import ConfigError
-from executors import journal_schema
-from executors.books import Restored
-from executors.journal import Journal
-from executors.journal_schema import Contents, revive
-from executors.run_dir import RunStatus
-from executors.run_rows import read_rows, read_run
+from executors.data import journal_schema
+from executors.data.books import Restored
+from executors.data.journal import Journal
+from executors.data.journal_schema import Contents, revive
+from executors.runs.run_dir import RunStatus
+from executors.runs.run_rows import read_rows, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from agentflow.config import AgentflowConfig
-    from executors.journal_schema import Member
+    from executors.data.journal_schema import Member
 
 
 _HELD_BY = {

@@ -19,16 +19,16 @@ from agentflow.errors import AgentflowError
 from agentflow.observe.events import NullEvents
 from agentflow.swe.sample import SWESample
 from agentflow.types import Blame, Cause, Ending, EpisodeId, RolloutSample
-from executors.groups import GroupRules, Groups, StragglerRule, is_dead, without_stale
-from executors.inflight import InflightRegistry
-from executors.ledger import SampleLedger, SampleState
-from executors.observers import BookObserver
+from executors.data.groups import GroupRules, Groups, StragglerRule, is_dead, without_stale
+from executors.data.inflight import InflightRegistry
+from executors.data.ledger import SampleLedger, SampleState
+from executors.data.observers import BookObserver
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from agentflow.protocols import EventSink
-    from executors.groups import Group
+    from executors.data.groups import Group
 
 logger = logging.getLogger(__name__)
 

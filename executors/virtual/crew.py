@@ -14,15 +14,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agentflow.errors import WorkerCancelled
-from executors.coordinator import WorkerGivenUp
+from executors.data.coordinator import WorkerGivenUp
 
 if TYPE_CHECKING:
     import random
 
     from agentflow.sim.setup import Simulation
     from agentflow.types import EpisodeId
-    from executors.coordinator import DataCoordinator
-    from executors.drivers import Driver, DriverFactory
+    from executors.data.coordinator import DataCoordinator
+    from executors.virtual.drivers import Driver, DriverFactory
 
 SPARED = "crew"
 """Name of the tasks that watch the workers; they are no part of what is tried."""

@@ -31,10 +31,10 @@ import yaml
 
 from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
-from executors.files import LineFile, OutputError, write_atomic, writing
-from executors.run_rows import SAMPLES, cut_torn_line, read_rows
-from executors.sample_rows import sample_row, trajectory_name
-from executors.versions import versions
+from executors.runs.files import LineFile, OutputError, write_atomic, writing
+from executors.runs.run_rows import SAMPLES, cut_torn_line, read_rows
+from executors.runs.sample_rows import sample_row, trajectory_name
+from executors.data.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from agentflow.protocols import Runner
     from agentflow.swe.sample import SWESample
     from agentflow.types import RolloutSample
-    from executors.summary import Summary
+    from executors.runs.summary import Summary
 
 SCHEMA = "agentflow-run/1"
 LOCK = ".lock"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.swe.sample import SWESample
     from agentflow.types import EpisodeId
-    from executors.coordinator import DataCoordinator
+    from executors.data.coordinator import DataCoordinator
     from priority.policies import Policy
     from priority.snapshot import PrioritySnapshot
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 from agentflow.sim.bound import turn_s
 from agentflow.sim.clock import run_virtual
 from agentflow.sim.setup import Simulation
-from executors.coordinator import LOCAL, DataCoordinator
+from executors.data.coordinator import LOCAL, DataCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentflow.sim.setup import SimulationConfig
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
-    from executors.drivers import DriverFactory
+    from executors.virtual.drivers import DriverFactory
 
 
 class StartOrder(StrEnum):

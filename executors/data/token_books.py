@@ -13,11 +13,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agentflow.types import Blame, Cause
-from executors.observers import BookObserver
+from executors.data.observers import BookObserver
 
 if TYPE_CHECKING:
     from agentflow.types import Ending, RolloutSample
-    from executors.groups import Group
+    from executors.data.groups import Group
 
 _COLUMN = {Cause.STALE: "stale", Cause.SURPLUS: "surplus", Cause.DEADLINE: "deadline"}
 COLUMNS = ("buffered", "delivered", "failed", "restarted", "forked", *_COLUMN.values())

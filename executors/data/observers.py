@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agentflow.types import Ending, RolloutSample
-    from executors.groups import Group
+    from executors.data.groups import Group
 
 
 class BookObserver:

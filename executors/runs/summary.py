@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agentflow.types import Blame, Cause, TerminationClass
-from executors.ledger import LedgerCounts
+from executors.data.ledger import LedgerCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

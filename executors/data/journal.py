@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentflow.types import StepStatus
-from executors.files import OutputError
-from executors.journal_schema import create
-from executors.observers import BookObserver
+from executors.data.journal_schema import create
+from executors.data.observers import BookObserver
+from executors.runs.files import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

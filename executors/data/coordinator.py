@@ -4,8 +4,8 @@
                       ▲ partial first    │ put_partial
                       └──────────────────┘
 
-Owns the lock around the books (`executors.books`), the waiting, and who is told of what. Callable
-from any thread: a call that changes something holds one lock and never waits in it; only
+Owns the lock around the books (`books`), the waiting, and who is told of what. Callable from any
+thread: a call that changes something holds one lock and never waits in it; only
 `get_sample` and `next_group` wait, on the caller's own loop. A sample is leased in the same step in
 which `get_sample` returns it, so that no cancellation can lose one.
 """
@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING
 from agentflow.errors import AgentflowError
 from agentflow.observe.events import NullEvents
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
-from executors.books import Books, DeadGroups, Outcome
-from executors.groups import Group, GroupRules
-from executors.observers import Observers
-from executors.sample_rows import ended_facts
+from executors.data.books import Books, DeadGroups, Outcome
+from executors.data.groups import Group, GroupRules
+from executors.data.observers import Observers
+from executors.runs.sample_rows import ended_facts
 from executors.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from agentflow.protocols import EventSink, Runner
-    from executors.books import Restored
-    from executors.journal import Journal
-    from executors.ledger import LedgerCounts
-    from executors.observers import BookObserver
+    from executors.data.books import Restored
+    from executors.data.journal import Journal
+    from executors.data.ledger import LedgerCounts
+    from executors.data.observers import BookObserver
     from executors.wakeups import Waiter
     from priority.snapshot import PrioritySnapshot
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from executors.files import writing
+from executors.runs.files import writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

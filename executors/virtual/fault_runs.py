@@ -2,7 +2,7 @@
 
 `run_with_faults(seed)` plays small episodes through executors while awaits fail or are cancelled,
 engines and workers die and weights change, and then asks what must hold whatever happened
-(`executors.fault_checks`). A seed replays its run exactly.
+(`executors.virtual.fault_checks`). A seed replays its run exactly.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from agentflow.sim.faults import (
     FaultyRuntimeBuilder,
 )
 from agentflow.sim.setup import Simulation
-from executors.crew import RUN, SPARED, Crew
-from executors.drivers import Schedule, action_level, driver_of
-from executors.fault_checks import check_cleanup, check_samples
-from executors.fault_plans import plan_of
-from executors.simulate import source_of
-from executors.token_meter import MeteredModel
+from executors.runs.token_meter import MeteredModel
+from executors.virtual.crew import RUN, SPARED, Crew
+from executors.virtual.drivers import Schedule, action_level, driver_of
+from executors.virtual.fault_checks import check_cleanup, check_samples
+from executors.virtual.fault_plans import plan_of
+from executors.virtual.simulate import source_of
 from executors.weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
 
     from agentflow.types import RolloutSample
-    from executors.drivers import DriverFactory
-    from executors.fault_plans import FaultPlan
+    from executors.virtual.drivers import DriverFactory
+    from executors.virtual.fault_plans import FaultPlan
 
 HORIZON_S = 50_000.0
 """Virtual seconds after which a run counts as hung; undisturbed it would take about a minute."""

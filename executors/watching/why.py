@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.observe.doing import WAITS, Doing
 from agentflow.observe.run_state import EnvState
-from executors.run_look import Standing
-from executors.status import WORDS
+from executors.watching.run_look import Standing
+from executors.watching.status import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agentflow.observe.run_state import Progress
-    from executors.run_look import RunLook
+    from executors.watching.run_look import RunLook
 
 _NAMED = 5
 """Episodes that a line names; the rest are counted."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agentflow.observe.doing import Doing
-from executors.run_look import Standing
+from executors.watching.run_look import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agentflow.observe.run_state import Progress
-    from executors.run_look import RunLook
+    from executors.watching.run_look import RunLook
 
 SCHEMA = "agentflow-status/1"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentflow.types import EpisodeId, RolloutSample, SamplingParams
-from executors.coordinator import replicas
+from executors.data.coordinator import replicas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

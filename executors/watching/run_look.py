@@ -17,8 +17,8 @@ from agentflow.errors import ConfigError
 from agentflow.observe.doing import Doing
 from agentflow.observe.records import EventFile
 from agentflow.observe.run_state import RunState
-from executors.run_dir import LOCK, RunStatus
-from executors.run_rows import read_run
+from executors.runs.run_dir import LOCK, RunStatus
+from executors.runs.run_rows import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

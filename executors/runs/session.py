@@ -29,22 +29,22 @@ from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin
 from agentflow.runner import AsyncioRunner
 from executors.assembly import load_flow, make_worker
-from executors.coordinator import DataCoordinator
+from executors.data.coordinator import DataCoordinator
 from executors.failures import first_failure
-from executors.files import OutputError
+from executors.runs.files import OutputError
 from executors.hooks import CoordinatorHooks
-from executors.journal import Journal
-from executors.journal_schema import FILE as JOURNAL
-from executors.logs import logging_to
+from executors.data.journal import Journal
+from executors.data.journal_schema import FILE as JOURNAL
+from executors.runs.logs import logging_to
 from executors.rehearsal import rehearse
-from executors.resuming import Leftover, carried_tokens, restored
-from executors.run_dir import RunDir, RunStatus
+from executors.data.resuming import Leftover, carried_tokens, restored
+from executors.runs.run_dir import RunDir, RunStatus
 from executors.scheduling import scheduling_facts
-from executors.summary import Summary
-from executors.task_file import TaskFile
+from executors.runs.summary import Summary
+from executors.runs.task_file import TaskFile
 from executors.termination import classify
-from executors.token_meter import MeteredModel
-from executors.watch import Watch
+from executors.runs.token_meter import MeteredModel
+from executors.watching.watch import Watch
 from executors.weight_sync import WeightSync
 from executors.wiring import (
     build_engine,

@@ -20,9 +20,9 @@ from agentflow.runner import AsyncioRunner
 from agentflow.swe.scheduling_hooks import NoHooks
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample, SWERolloutResult
 from executors.assembly import load_flow
-from executors.files import write_atomic
-from executors.run_rows import read_rows
-from executors.task_file import read_tasks
+from executors.runs.files import write_atomic
+from executors.runs.run_rows import read_rows
+from executors.runs.task_file import read_tasks
 from executors.termination import classify
 from executors.wiring import rehearse_engine, select_tasks
 
