@@ -141,7 +141,8 @@ class TestBubblewrap(EnvironmentContract):
         """Neither other files, nor other processes, nor a network, nor capabilities."""
         (tmp_path / "secret").write_text("secret")
         seen = await env.execute(
-            f"ls {tmp_path} {env.root.parent} {Path.home()} 2>/dev/null | grep -E 'secret|agentflow|bashrc';"
+            f"ls {tmp_path} {env.root.parent} {Path.home()} 2>/dev/null"
+            " | grep -E 'secret|agentflow|bashrc';"
             "ls -d /proc/[0-9]* | wc -l; wc -l < /proc/net/route; grep CapEff /proc/self/status"
         )
         count, routes, caps = seen.text.splitlines()
