@@ -31,10 +31,10 @@ import yaml
 
 from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
+from executors.data.versions import versions
 from executors.runs.files import LineFile, OutputError, write_atomic, writing
 from executors.runs.run_rows import SAMPLES, cut_torn_line, read_rows
 from executors.runs.sample_rows import sample_row, trajectory_name
-from executors.data.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

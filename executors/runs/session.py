@@ -30,20 +30,20 @@ from agentflow.protocols import EngineAdmin
 from agentflow.runner import AsyncioRunner
 from executors.assembly import load_flow, make_worker
 from executors.data.coordinator import DataCoordinator
-from executors.failures import first_failure
-from executors.runs.files import OutputError
-from executors.hooks import CoordinatorHooks
 from executors.data.journal import Journal
 from executors.data.journal_schema import FILE as JOURNAL
-from executors.runs.logs import logging_to
-from executors.rehearsal import rehearse
 from executors.data.resuming import Leftover, carried_tokens, restored
+from executors.failures import first_failure
+from executors.hooks import CoordinatorHooks
+from executors.rehearsal import rehearse
+from executors.runs.files import OutputError
+from executors.runs.logs import logging_to
 from executors.runs.run_dir import RunDir, RunStatus
-from executors.scheduling import scheduling_facts
 from executors.runs.summary import Summary
 from executors.runs.task_file import TaskFile
-from executors.termination import classify
 from executors.runs.token_meter import MeteredModel
+from executors.scheduling import scheduling_facts
+from executors.termination import classify
 from executors.watching.watch import Watch
 from executors.weight_sync import WeightSync
 from executors.wiring import (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from agentflow.errors import ConfigError
-from executors.runs.files import LineFile
 from executors.data.observers import BookObserver
+from executors.runs.files import LineFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
