@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from agentflow.config import RolloutConfig
 from agentflow.engine.rids import RidFactory
 from agentflow.engine.sglang import SglangConfig, SglangEngine
 from agentflow.engine.turns import EngineAccess
 from agentflow.naive_flow import NaiveFlow
 from agentflow.runner import AsyncioRunner
-from agentflow.scheduling import Limits
 from agentflow.sim.environment import EnvLimits, SimulatedEnvBuilder
 from agentflow.sim.player import (
     StartTimes,
@@ -21,18 +21,18 @@ from agentflow.sim.player import (
 from agentflow.sim.trace import EpisodeTrace, TurnTrace
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.flow import SWEAgentFlow
-from agentflow.swe.scheduling_hooks import Scheduling
+from agentflow.swe.scheduling_hooks import NoHooks
 from agentflow.types import Cause, EpisodeId, SamplingParams
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.data.coordinator import LOCAL, DataCoordinator
 from executors.naive import NaiveExecutor
+from executors.scheduling import scheduling_of
 from executors.source import WorkerSource
-from priority.policies import Fcfs, age_of
-from priority.residency import KV_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentflow.swe.scheduling_hooks import Scheduling
     from agentflow.types import ContainerSpec, RolloutSample
     from benchmarks.peer_work import Episode, Workload
 
@@ -121,19 +121,14 @@ async def _drive(
 
 def _scheduling(workload: Workload) -> Scheduling:
     live = workload["containers"]
-    return Scheduling(
-        limits=Limits(
-            generations=workload["slots"],
-            live=live,
-            admitted=live,
-            starts=live,
-            commands=live,
-            rewards=live,
-            age_s=age_of(Fcfs()),
-            together=max(1, workload["slots"] // 16),
-        ),
-        kv_share=KV_SHARE,
+    rollout = RolloutConfig(
+        max_concurrency=live,
+        gen_concurrency=workload["slots"],
+        async_factor=1.0,
+        start_concurrency=live,
+        reward_concurrency=live,
     )
+    return scheduling_of(rollout, NoHooks())
 
 
 def _starts(traces: list[EpisodeTrace]) -> Callable[[ContainerSpec], float]:

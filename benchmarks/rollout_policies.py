@@ -10,17 +10,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.config import RolloutConfig
-from agentflow.policies import BUILTIN_POLICY, build_policy
-from agentflow.scheduling import Limits
-from executors.virtual.drivers import ActionLevel, action_level, naive
-from priority.policies import age_of
+from agentflow.policies import BUILTIN_POLICY
+from executors.virtual.drivers import action_level, action_level_of, naive
 
 if TYPE_CHECKING:
     from agentflow.sim.setup import Simulation
     from agentflow.types import SyncMode
     from benchmarks.rollout_scenarios import Scenario
     from executors.data.coordinator import DataCoordinator
-    from executors.virtual.drivers import Driver, DriverFactory
+    from executors.virtual.drivers import ActionLevel, Driver, DriverFactory
 
 SLOTS: Final = "trajectory_slots"
 """NaiveExecutor with as many trajectories as generation slots."""
@@ -28,7 +26,6 @@ CONTAINERS: Final = "trajectory_containers"
 """NaiveExecutor with as many trajectories as containers; the engine's queue holds the rest."""
 POLICIES: Final = (SLOTS, CONTAINERS, *BUILTIN_POLICY)
 
-_DEFAULTS: Final = RolloutConfig()
 _UNFORESEEING: Final = ("fcfs", "fcfs_preempt", "group_completion")
 """They look at no prediction."""
 _PREEMPTING: Final = ("fcfs_preempt",)
@@ -51,20 +48,17 @@ def _settings(policy: str, scenario: Scenario, *, live: int) -> ActionLevel:
     if policy == "fcfs_preempt":
         section["window"] = scenario.slots // 2  # half of the slots may be taken by force
     episodes = scenario.groups * scenario.group_size
-    ordered = build_policy(section, preemption=policy in _PREEMPTING)
-    return ActionLevel(
-        limits=Limits(
-            generations=scenario.slots,
-            live=live,
-            admitted=live,
-            starts=live,
-            commands=live,
-            rewards=live,
-            age_s=age_of(ordered),
-            together=max(1, int(scenario.slots * _DEFAULTS.prefill_together)),
-        ),
-        policy=ordered,
-        kv_share=_DEFAULTS.kv_share,
+    rollout = RolloutConfig(
+        max_concurrency=live,
+        gen_concurrency=scenario.slots,
+        async_factor=1.0,
+        start_concurrency=live,
+        reward_concurrency=live,
+        policy=section,
+        preemption=policy in _PREEMPTING,
+    )
+    return action_level_of(
+        rollout,
         submitted=episodes if scenario.replicas == 1 else live,
         foresees=policy not in _UNFORESEEING,
     )

@@ -13,6 +13,8 @@ from executors.agentic import MAX_ASYNC_FACTOR, AgenticSettings
 from priority.policies import age_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentflow.config import AgentflowConfig, RolloutConfig
 
 REWARDS_AHEAD = 2
@@ -39,10 +41,17 @@ def make_limits(rollout: RolloutConfig) -> Limits:
 
 def make_scheduling(config: AgentflowConfig, hooks: SchedulingHooks) -> Scheduling:
     """Say how the flow schedules. Raises ConfigError for a policy that cannot be made."""
-    rollout = config.rollout
-    policy = build_policy(
-        rollout.policy, preemption=rollout.preemption, python_path=config.flow.python_path
-    )
+    return scheduling_of(config.rollout, hooks, python_path=config.flow.python_path)
+
+
+def scheduling_of(
+    rollout: RolloutConfig,
+    hooks: SchedulingHooks,
+    *,
+    python_path: str | Sequence[str] | None = None,
+) -> Scheduling:
+    """Say how a flow schedules by a section `rollout`. Raises ConfigError as above."""
+    policy = build_policy(rollout.policy, preemption=rollout.preemption, python_path=python_path)
     limits = make_limits(rollout)
     return Scheduling(
         limits=replace(limits, age_s=age_of(policy)) if rollout.age_s is None else limits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentflow.engine.rids import episode_key
@@ -29,9 +30,12 @@ class ReplicaRouter:
         self._episodes = [0] * len(replicas)
 
     async def info(self) -> ModelInfo:
-        """Describe a living replica; they are alike."""
+        """Describe a living replica; they are alike. KV memory is that of all."""
         alive = [replica for replica in self.replicas if replica.alive]
-        return await (alive or self.replicas)[0].info()
+        one = await (alive or self.replicas)[0].info()
+        if one.kv_tokens is None:
+            return one
+        return replace(one, kv_tokens=one.kv_tokens * len(self.replicas))
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
         """Continue `request.input_ids` at its episode's home."""

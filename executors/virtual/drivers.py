@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol
 
+from agentflow.config import RolloutConfig
 from agentflow.errors import ConfigError
 from agentflow.naive_flow import NaiveFlow
-from agentflow.scheduling import Limits
 from agentflow.sim.player import tokens_to_come
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.scheduling_hooks import NoHooks, Scheduling
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.naive import NaiveExecutor
+from executors.scheduling import scheduling_of
 from executors.source import WorkerSource
 from executors.weight_sync import Pausable
-from priority.policies import Fcfs, LongestPredictedFirst, ShortestPredictedFirst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from agentflow.protocols import AgentFlow
+    from agentflow.scheduling import Limits
     from agentflow.sim.setup import Simulation
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.swe.sample import SWESample
@@ -183,6 +184,22 @@ class TruePredictions:
         return float(tokens_to_come(sample))
 
 
+def action_level_of(
+    rollout: RolloutConfig, *, submitted: int, foresees: bool = True
+) -> ActionLevel:
+    """Schedule as a run with this section of a configuration does."""
+    scheduling = scheduling_of(rollout, NoHooks())
+    return ActionLevel(
+        limits=scheduling.limits,
+        policy=scheduling.policy,
+        submitted=submitted,
+        kv_share=scheduling.kv_share,
+        foresees=foresees,
+        partial_rollout=scheduling.partial_rollout,
+        max_attempts=rollout.max_attempts,
+    )
+
+
 def action_level(settings: ActionLevel) -> DriverFactory:
     """Drive with AgenticExecutor."""
     return lambda simulation, source, name: ActionLevelDriver(simulation, source, name, settings)
@@ -199,35 +216,34 @@ class Schedule(StrEnum):
     """With limits, policy and preemption drawn by the seed; for fault runs."""
 
 
-_STARTED_AHEAD = 1.5
-"""async_factor: environments per live episode, those that start ahead included."""
+_POLICIES = {
+    Schedule.ACTION_FCFS: "fcfs",
+    Schedule.ACTION_LONGEST: "longest_predicted_first",
+    Schedule.ACTION_SHORTEST: "shortest_predicted_first",
+}
 
 
 def driver_of(
     schedule: Schedule, *, slots: int, live: int, containers: int | None, submitted: int
 ) -> DriverFactory:
-    """Return the driver of `schedule` with `live` episodes, on an engine of `slots` slots."""
-    policy: Policy
-    match schedule:
-        case Schedule.NAIVE:
-            return naive(live)
-        case Schedule.ACTION_FCFS:
-            policy = Fcfs()
-        case Schedule.ACTION_LONGEST:
-            policy = LongestPredictedFirst()
-        case Schedule.ACTION_SHORTEST:
-            policy = ShortestPredictedFirst()
-        case Schedule.ACTION_DRAWN:
-            raise ConfigError("action-drawn: is for fault runs, whose seeds draw it")
-        case other:
-            assert_never(other)
-    admitted = max(int(live * _STARTED_AHEAD), 1)
-    limits = Limits(
-        generations=slots,
-        live=live,
-        admitted=admitted if containers is None else min(admitted, containers),
-        starts=admitted,
-        commands=live,
-        rewards=live,
+    """Return the driver of `schedule` with `live` episodes, on an engine of `slots` slots.
+
+    What is not said here is as in a run whose configuration does not say it either; but as many
+    environments start, and as many episodes are judged, as there are episodes.
+    """
+    if schedule is Schedule.NAIVE:
+        return naive(live)
+    if schedule is Schedule.ACTION_DRAWN:
+        raise ConfigError("action-drawn: is for fault runs, whose seeds draw it")
+    rollout = RolloutConfig(
+        max_concurrency=live,
+        gen_concurrency=min(slots, live),
+        start_concurrency=live if containers is None else min(live, containers),
+        reward_concurrency=live,
+        policy={"name": _POLICIES[schedule]},
     )
-    return action_level(ActionLevel(limits=limits, policy=policy, submitted=submitted))
+    settings = action_level_of(rollout, submitted=submitted)
+    if containers is not None:
+        admitted = min(settings.limits.admitted, containers)
+        settings = replace(settings, limits=replace(settings.limits, admitted=admitted))
+    return action_level(settings)

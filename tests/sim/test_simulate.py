@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from agentflow.config import RolloutConfig
 from agentflow.errors import ConfigError
-from agentflow.sim.clock import VirtualRunner
+from agentflow.sim.clock import VirtualRunner, run_virtual
 from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import Simulation, SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from agentflow.types import Cause
-from executors.virtual.drivers import naive
+from executors.virtual.drivers import Schedule, action_level, action_level_of, driver_of, naive
 from executors.virtual.simulate import SimulationReport, simulate
 
 if TYPE_CHECKING:
@@ -132,6 +133,37 @@ def logs() -> bytes:
     """Event logs of two machines."""
     reports = [simulate(tiny(), MACHINES[name], naive(12)) for name in ("little KV", "replicas")]
     return b"".join(line for report in reports for line in report.events)
+
+
+def test_single_actions_keep_contexts_within_kv_memory_as_in_a_run() -> None:
+    """The same limits as a run has that sets none; without that one, tokens are computed twice."""
+    machine = config(kv_tokens=500)
+    kept = simulate(
+        tiny(),
+        machine,
+        driver_of(Schedule.ACTION_FCFS, slots=8, live=12, containers=None, submitted=20),
+    )
+    rollout = RolloutConfig(
+        max_concurrency=12,
+        gen_concurrency=8,
+        start_concurrency=12,
+        reward_concurrency=12,
+        kv_share=None,
+    )
+    loose = simulate(tiny(), machine, action_level(action_level_of(rollout, submitted=20)))
+    assert kept.uses[0].prefill_tokens < loose.uses[0].prefill_tokens
+
+
+@pytest.mark.parametrize(("one", "all_"), [(700, 2100), (None, None)])
+def test_several_engines_have_the_kv_memory_of_all(one: int | None, all_: int | None) -> None:
+    """A flow that spans them keeps its contexts within that; a worker of one sees its own."""
+
+    async def kv_tokens() -> list[int | None]:
+        simulation = Simulation(tiny(), config(kv_tokens=one, replicas=3))
+        models = (simulation.model, simulation.on_replica(1).model)
+        return [(await model.info()).kv_tokens for model in models]
+
+    assert run_virtual(kv_tokens()) == [all_, one]
 
 
 def test_an_engine_too_small_for_an_episode_is_an_error() -> None:
