@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.docker import DockerEnv, DockerEnvBuilder
 from agentflow.types import ContainerSpec
+from benchmarks.report import write_report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -194,12 +193,6 @@ def show(flat: dict[str, float]) -> None:
     print(f"{'tree_kill_ms':30} {flat['tree_kill_ms']:8.1f}   goal {KILL_GOAL_MS:g}, not gated")
 
 
-def commit() -> str:
-    """The commit that is measured, or `unknown` outside a repository."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def main() -> int:
     """Measure, print, write; exit code 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -209,10 +202,8 @@ def main() -> int:
     arguments = parser.parse_args()
     flat = asyncio.run(run(arguments.rounds, arguments.live))
     show(flat)
-    if arguments.json:
-        config = {"rounds": arguments.rounds, "live": arguments.live}
-        report = {"commit": commit(), "seed": 0, "config": config, "figures": flat}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    config = {"rounds": arguments.rounds, "live": arguments.live}
+    write_report(arguments.json, flat, config=config)
     return int(any(flat.get(name, goal) < goal for name, goal in GOALS.items()))
 
 

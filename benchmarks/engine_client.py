@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from agentflow.engine.token_record import TokenRecord
 from benchmarks.engine_rivals import CLIENTS, Ours
 from benchmarks.engine_server import VOCAB
+from benchmarks.report import show, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,8 +57,8 @@ def main() -> None:
     if not options.no_lag:
         figures |= lags()
     show(figures)
-    if options.json:
-        options.json.write_text(json.dumps(report(figures, options.rounds), indent=1) + "\n")
+    config = {"prompt": PROMPT, "events": EVENTS, "rounds": options.rounds}
+    write_report(options.json, figures, config=config)
 
 
 # --- CPU per generation -----------------------------------------------------------------------
@@ -211,23 +209,6 @@ def server(events: int, tokens: int, interval_s: float, staggered: int) -> Itera
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def show(figures: dict[str, float]) -> None:
-    """Print the figures."""
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}")
-    Console().print(table)
-
-
-def report(figures: dict[str, float], rounds: int) -> dict[str, Any]:
-    """Return what is written as JSON."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    config = {"prompt": PROMPT, "events": EVENTS, "rounds": rounds}
-    return {"commit": commit, "seed": 0, "config": config, "figures": figures}
 
 
 if __name__ == "__main__":

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import gc
-import json
+import pstats
 import statistics
-import subprocess
 import tempfile
 import time
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Table
 
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.runner import AsyncioRunner
@@ -38,6 +35,7 @@ from benchmarks.overhead_parts import (
     access,
 )
 from benchmarks.overhead_skeleton import Skeleton
+from benchmarks.report import show, write_report
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.data.coordinator import DataCoordinator
 from executors.data.journal import Journal
@@ -54,6 +52,7 @@ EPISODES = {100: 2000, 10_000: 10_000}
 """Episodes of a round, by how many are live at once: enough that a round takes a second."""
 SLOTS_SHARE = 0.25
 """Generations at once, of the live episodes."""
+_PROFILE_LINES = 25
 IDLE = 500
 """Episodes whose memory is measured together."""
 
@@ -75,11 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5, help="medians are over so many")
+    parser.add_argument("--profile", action="store_true", help="then print where time goes")
     options = parser.parse_args()
     figures = costs(options.rounds) | {"idle_episode_kb": idle_episode_kb()}
     show(figures)
-    if options.json:
-        options.json.write_text(json.dumps(report(figures, options.rounds), indent=1) + "\n")
+    config = {"rounds": options.rounds, "turns": TURNS, "episodes": EPISODES, "idle": IDLE}
+    write_report(options.json, figures, config=config)
+    if options.profile:
+        profile()
 
 
 # --- CPU --------------------------------------------------------------------------------------
@@ -279,24 +281,15 @@ def _content_bytes(sample: Any) -> int:
     return int(record._ids.nbytes + record._logprobs.nbytes + text)  # noqa: SLF001  # its capacity
 
 
-# --- report -----------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------
 
 
-def show(figures: dict[str, float]) -> None:
-    """Print a table."""
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}")
-    Console().print(table)
-
-
-def report(figures: dict[str, float], rounds: int) -> dict[str, Any]:
-    """Return the file's content."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    config = {"rounds": rounds, "turns": TURNS, "episodes": EPISODES, "idle": IDLE}
-    return {"commit": commit, "seed": 0, "config": config, "figures": figures}
+def profile() -> None:
+    """Print what functions of the flow take by themselves, in one round under cProfile."""
+    few = LIVE[0]
+    profiler = cProfile.Profile()
+    profiler.runcall(_cpu_per_action, _flow(few, EPISODES[few]))
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(_PROFILE_LINES)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ import json
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.table import Table
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -20,6 +23,14 @@ def write_report(
     document = {"commit": commit(), "seed": seed, "config": config, "figures": figures}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def show(figures: Mapping[str, float]) -> None:
+    """Print a table."""
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.2f}")
+    Console().print(table)
 
 
 def read_figures(path: Path) -> dict[str, float]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
+from benchmarks.report import write_report
 from executors.task_scheduler import (
     AgentResult,
     EvaluatorSpec,
@@ -165,18 +164,10 @@ def main() -> None:
     measured = figures()
     for name, value in measured.items():
         print(f"{name:24} {value:10.3f}")
-    if chosen.json is not None:
-        config = {"few": FEW, "many": MANY, "nodes": NODES, "batch_size": BATCH_SIZE}
-        document = {"commit": commit(), "seed": 0, "config": config, "figures": measured}
-        chosen.json.write_text(json.dumps(document, indent=2) + "\n")
+    config = {"few": FEW, "many": MANY, "nodes": NODES, "batch_size": BATCH_SIZE}
+    write_report(chosen.json, measured, config=config)
     if measured["growth"] > MAX_GROWTH or measured["ratio_to_bare"] > MAX_RATIO:
         raise SystemExit(f"a gate fails: growth <= {MAX_GROWTH}, ratio <= {MAX_RATIO}")
-
-
-def commit() -> str:
-    """Name the commit that is measured."""
-    command = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":
