@@ -1,10 +1,12 @@
 """Every benchmark against its baseline: `python -m benchmarks.gate [NAME…] [--refresh]`.
 
-Runs the benchmarks one after the other, prints what they print, then which figures moved from
-`benchmarks/baselines/NAME.json`; exit code 1 when one moved that must not, or a benchmark failed.
-Figures in virtual time are compared exactly: any other digit means that scheduling changed, for the
-better or the worse, and is to be looked at, then accepted with --refresh. Ratios of two runs in one
-process may get worse by a tolerance; wall-clock figures are shown by their own benchmark alone.
+Runs the benchmarks one after the other, with fewer rounds than they have by themselves, prints what
+they print, then which figures moved from `benchmarks/baselines/NAME.json`; exit code 1 when one
+moved that must not, or a benchmark failed. Figures in virtual time are compared exactly: any other
+digit means that scheduling changed, for the better or the worse, and is to be looked at, then
+accepted with --refresh. Ratios of two runs in one process may get worse by a tolerance; wall-clock
+figures are shown by their own benchmark alone. `NAME --from FILE` runs nothing: it takes what the
+benchmark wrote before, to compare it or, with --refresh, to make it the baseline.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from rich.table import Table
 from benchmarks.report import read_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 BASELINES: Final = Path(__file__).parent / "baselines"
 TOLERANCE: Final = 0.25
@@ -62,18 +64,21 @@ GATES: Final = {
         by_default=False,
     ),
     "overhead": Gate(
-        arguments=("benchmarks.overhead",),
+        arguments=("benchmarks.overhead", "--rounds", "2", "--profile"),
         lower=("cpu_ratio_skeleton_10000", "growth_100_to_10000", "idle_episode_kb"),
     ),
     "engine_client": Gate(
-        arguments=("benchmarks.engine_client",),
-        higher=("cpu_ratio_httpx", "cpu_ratio_aiohttp"),
+        arguments=(
+            *("benchmarks.engine_client", "--no-lag"),
+            *("--rounds", "3", "--concurrency", "100"),
+        ),
+        higher=("cpu_ratio_httpx_100", "cpu_ratio_aiohttp_json_100"),
     ),
     "task_admission": Gate(
         arguments=("benchmarks.task_admission",), lower=("ratio_to_bare", "growth")
     ),
     "container_actions": Gate(
-        arguments=("benchmarks.container_actions",),
+        arguments=("benchmarks.container_actions", "--rounds", "2"),
         higher=("p50_ratio_c1", "throughput_ratio_c16", "throughput_ratio_direct_c16", "live"),
         needs_docker=True,
     ),
@@ -104,20 +109,25 @@ class Result:
         return self.failure is not None or any(moved.bad for moved in self.moved)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run, compare, print."""
     parser = _parser()
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if unknown := [name for name in options.name if name not in GATES]:
         parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(GATES)}")
+    if options.from_ is not None and len(options.name) != 1:
+        parser.error("--from: name the one benchmark whose file it is")
     names = options.name or [name for name, gate in GATES.items() if gate.by_default]
     results = dict[str, Result]()
     for name in names:
-        if GATES[name].needs_docker and not _has_docker():
+        if options.from_ is not None:
+            results[name] = Result(seconds=0)
+            _judge(results[name], name, options.from_, options)
+        elif GATES[name].needs_docker and not _has_docker():
             print(f"== {name} is left out: there is no Docker engine (see `make docker`)")
-            continue
-        print(f"== {name}", flush=True)
-        results[name] = _run(name, out=options.out, refresh=options.refresh)
+        else:
+            print(f"== {name}", flush=True)
+            results[name] = _run(name, options)
     show(results)
     return int(any(result.bad for result in results.values()))
 
@@ -128,12 +138,16 @@ def _parser() -> argparse.ArgumentParser:
         "name", nargs="*", help=f"of {', '.join(GATES)}; else all but the quick one"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the files")
+    parser.add_argument(
+        "--from", dest="from_", metavar="FILE", type=Path, help="take this file, run nothing"
+    )
+    parser.add_argument("--baselines", type=Path, default=BASELINES, help="folder of what was")
     parser.add_argument("--refresh", action="store_true", help="accept what comes as baseline")
     return parser
 
 
-def _run(name: str, *, out: Path, refresh: bool) -> Result:
-    gate, path, baseline = GATES[name], out / f"{name}.json", BASELINES / f"{name}.json"
+def _run(name: str, options: argparse.Namespace) -> Result:
+    gate, path = GATES[name], options.out / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     began = time.monotonic()
@@ -141,18 +155,28 @@ def _run(name: str, *, out: Path, refresh: bool) -> Result:
     result = Result(seconds=time.monotonic() - began)
     if done.returncode:
         result.failure = f"exit code {done.returncode}"
+    _judge(result, name, path, options)
+    return result
+
+
+def _judge(result: Result, name: str, path: Path, options: argparse.Namespace) -> None:
+    """Compare what a benchmark wrote with the baseline, or make it the baseline."""
+    gate, baseline = GATES[name], options.baselines / f"{name}.json"
     if not path.exists():
-        result.failure = result.failure or f"{path} was not written"
-        return result
+        result.failure = result.failure or f"there is no {path}"
+        return
     figures = read_figures(path)
-    if refresh:
+    if missing := [figure for figure in gate.names(figures) if figure not in figures]:
+        result.failure = f"{path} lacks {', '.join(missing)}"
+    elif options.refresh:
         kept = {figure: figures[figure] for figure in gate.names(figures)}
         baseline.write_text(json.dumps({"figures": kept}, indent=1) + "\n")
     elif not baseline.exists():
-        result.failure = result.failure or f"{baseline} is missing; --refresh makes it"
+        result.failure = result.failure or (
+            f"there is no baseline: python -m benchmarks.gate {name} --refresh --from {path}"
+        )
     else:
         result.moved = compare(gate, read_figures(baseline), figures)
-    return result
 
 
 def compare(gate: Gate, before: Mapping[str, float], now: Mapping[str, float]) -> list[Moved]:
@@ -184,7 +208,7 @@ def show(results: Mapping[str, Result]) -> None:
         console.print(table)
     for name, result in results.items():
         state = result.failure or ("moved" if result.bad else "holds")
-        console.print(f"{name:20} {state} ({result.seconds:.0f} s)")
+        console.print(f"{name:20} {state} ({result.seconds:.0f} s)", soft_wrap=True, markup=False)
         if result.bad and result.failure is None:
             console.print(f"  accept it with: python -m benchmarks.gate {name} --refresh")
 

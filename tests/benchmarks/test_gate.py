@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.gate import BASELINES, GATES, Gate, compare
+import json
+from typing import TYPE_CHECKING
+
+from benchmarks.engine_rivals import CLIENTS
+from benchmarks.gate import BASELINES, GATES, Gate, compare, main
 from benchmarks.report import read_figures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 EXACT = Gate(arguments=(), exact=True)
 RATIOS = Gate(arguments=(), lower=("cost",), higher=("gain",))
@@ -28,6 +37,43 @@ def test_a_ratio_may_improve_and_may_get_worse_by_the_tolerance() -> None:
     assert bad(RATIOS, before, {"cost": 2.4, "gain": 8.2}) == []
     assert bad(RATIOS, before, {"cost": 2.6, "gain": 7.9}) == ["cost", "gain"]
     assert bad(RATIOS, before, {"gain": 10.0}) == ["cost"]
+
+
+def test_a_file_becomes_the_baseline_and_is_compared_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a baseline the gate says how to make one; what is not gated is not kept."""
+    path = tmp_path / "found.json"
+
+    def gate(ratio: float, *options: str) -> int:
+        figures = {"ratio_to_bare": ratio, "growth": 1.0, "task_cpu_us": 7.0}
+        path.write_text(json.dumps({"figures": figures}))
+        return main(["task_admission", "--from", str(path), "--baselines", str(tmp_path), *options])
+
+    assert gate(10.0) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"python -m benchmarks.gate task_admission --refresh --from {path}" in told
+    assert gate(10.0, "--refresh") == 0
+    kept = read_figures(tmp_path / "task_admission.json")
+    assert kept == {"ratio_to_bare": 10.0, "growth": 1.0}
+    assert [gate(ratio) for ratio in (5.0, 12.0, 13.0)] == [0, 0, 1]
+
+
+def test_a_file_without_a_gated_figure_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its name; it does not become the baseline."""
+    path = tmp_path / "found.json"
+    path.write_text(json.dumps({"figures": {"growth": 1.0}}))
+    options = ["--from", str(path), "--baselines", str(tmp_path), "--refresh"]
+    assert main(["task_admission", *options]) == 1
+    assert "lacks ratio_to_bare" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "task_admission.json").exists()
+
+
+def test_the_clients_that_are_gated_are_measured() -> None:
+    """By the names of their figures."""
+    assert set(GATES["engine_client"].higher) <= {f"cpu_ratio_{name}_100" for name in CLIENTS}
 
 
 def test_what_runs_in_every_test_run_has_its_baseline() -> None:
