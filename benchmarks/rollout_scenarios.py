@@ -43,6 +43,8 @@ class Scenario:
     """Groups in flight; the next is issued when one completes. None: all at once."""
     sync_every: int | None = None
     """Groups completed between two updates in place."""
+    seeds: int = 1
+    """Figures are means over so many, where no other number is asked for."""
 
     def traces(self, seed: int) -> list[EpisodeTrace]:
         """Draw the episodes."""
@@ -67,13 +69,16 @@ class Scenario:
             replicas=self.replicas,
             limits=EnvLimits(containers=self.containers, start_growth=workload.start_growth),
             seed=seed,
+            digest_events=False,
         )
 
 
 SCENARIOS = {
-    "throughput_bound": Scenario(about="four times as many containers as slots"),
-    "container_capped": Scenario(about="half as many containers as episodes", containers=128),
-    "slow_env": Scenario(about="commands of 20 s in the mean", workload="slow-env"),
+    "throughput_bound": Scenario(about="four times as many containers as slots", seeds=5),
+    "container_capped": Scenario(
+        about="half as many containers as episodes", containers=128, seeds=5
+    ),
+    "slow_env": Scenario(about="commands of 20 s in the mean", workload="slow-env", seeds=5),
     "kv_pressed": Scenario(
         about="live contexts three times KV memory", groups=24, containers=192, kv_tokens=1_600_000
     ),

@@ -18,11 +18,11 @@ class ChatRenderer(Protocol):
         """Ids by which the assistant ends its turn."""
         ...
 
-    def opening(self, messages: Sequence[Message]) -> list[int]:
+    def opening(self, messages: Sequence[Message]) -> Sequence[int]:
         """Ids of a whole conversation with the prompt for the assistant's answer."""
         ...
 
-    def after_turn(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+    def after_turn(self, messages: Sequence[Message], *, ended: bool) -> Sequence[int]:
         """Ids that `messages` add behind an assistant's turn; `ended`: it sampled its end."""
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ class Flight:
         for (start, by), end in zip(spans, ends, strict=True):
             if end > given:
                 ids = seq.made(max(start, given), end)
-                self.sink.append(ids.tolist(), logprobs_of(ids).tolist(), by)
+                logprobs = array("f", logprobs_of(ids).tobytes())
+                self.sink.append(array("i", ids.tobytes()), logprobs, by)
         self.delivered = made
 
     def result(self, how: End) -> GenerationResult:

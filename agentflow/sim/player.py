@@ -7,14 +7,19 @@ only what a model would say and a command would do is replaced by its length and
 from __future__ import annotations
 
 import zlib
+from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from agentflow.engine.rids import episode_key
 from agentflow.types import RolloutSample, StepStatus, SWERolloutResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from agentflow.protocols import ContainerEnv
     from agentflow.sim.trace import EpisodeTrace
@@ -42,26 +47,26 @@ class TraceRenderer:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def opening(self, messages: Sequence[Message]) -> list[int]:
+    def opening(self, messages: Sequence[Message]) -> array[int]:
         """Ids of all messages."""
-        ids = list[int]()
+        ids = array("i")
         for message in messages:
-            ids += self._ids(str(message["content"]))
+            ids.frombytes(self._ids(str(message["content"])).tobytes())
         return ids
 
-    def after_turn(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+    def after_turn(self, messages: Sequence[Message], *, ended: bool) -> array[int]:
         """Ids of what is new; a turn that was cut is ended first."""
-        return ([] if ended else [END_OF_TURN]) + self.opening(messages)
+        return array("i", [] if ended else [END_OF_TURN]) + self.opening(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Stand in for the text."""
         return f"said {len(ids)}"
 
-    def _ids(self, content: str) -> range:
+    def _ids(self, content: str) -> NDArray[np.int32]:
         count = int(content.rsplit(" ", 1)[1])
         room = max(self._vocab_size - _FIRST_ID - count, 1)
         first = _FIRST_ID + zlib.crc32(content.encode()) % room
-        return range(first, first + count)
+        return np.arange(first, first + count, dtype=np.int32)
 
 
 class TraceLengths:

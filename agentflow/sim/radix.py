@@ -136,18 +136,18 @@ class RadixCache:
     # --- inside -------------------------------------------------------------------------------
 
     def _descend(self, node: RadixNode, wanted: bytes) -> tuple[int, RadixNode]:
-        at = 0
-        while at < len(wanted):
-            child = node.children.get(wanted[at : at + self._page])
+        at, end, page, serial = 0, len(wanted), self._page, self._serial
+        while at < end:
+            child = node.children.get(wanted[at : at + page])
             if child is None:
                 break
             if not wanted.startswith(child.run, at):
                 child = self._split(
                     child, self._common(child.run, wanted[at : at + len(child.run)])
                 )
-                self._touch(child)
+                child.used = next(serial)
                 return (at + len(child.run)) // _ID_BYTES, child
-            self._touch(child)
+            child.used = next(serial)
             at += len(child.run)
             node = child
         self._offer(node)
@@ -163,9 +163,6 @@ class RadixCache:
         same = np.frombuffer(left, np.int32, size) == np.frombuffer(right, np.int32, size)
         common = size if same.all() else int(same.argmin())
         return (common - common % self.page_size) * _ID_BYTES
-
-    def _touch(self, node: RadixNode) -> None:
-        node.used = next(self._serial)
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
         """Cut `node` after `at` bytes; the new upper part is returned, `node` keeps the end."""

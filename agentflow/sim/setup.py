@@ -59,6 +59,8 @@ class SimulationConfig:
     """Budget of a turn; what admission reserves by."""
     keep_events: bool = False
     """Keep the event log's lines, not its digest alone."""
+    digest_events: bool = True
+    """False: not even its digest, where a run's time matters."""
 
     def __post_init__(self) -> None:
         for name in ("replicas", "max_new_tokens"):
@@ -96,7 +98,7 @@ class Simulation:
         self.traces = traces
         self.config = config
         self.runner = VirtualRunner(seed=config.seed)
-        self.events = EventLog(keep=config.keep_events, watch=watch)
+        self.events = EventLog(keep=config.keep_events, write=config.digest_events, watch=watch)
         lengths = TraceLengths(traces)
         self.engines = [
             SimulatedEngine(config.engine, lengths=lengths, events=self.events)

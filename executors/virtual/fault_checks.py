@@ -122,7 +122,9 @@ def _expected(
 ) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     """Return the ids (0 where generated) and the mask of the whole episode."""
     renderer = simulation.renderer
-    parts = [renderer.opening([_message(f"{trace.episode.uid} {trace.prompt}")])]
+    parts: list[Sequence[int]] = [
+        renderer.opening([_message(f"{trace.episode.uid} {trace.prompt}")])
+    ]
     for number, turn in enumerate(trace.turns):
         parts.append([0] * turn.output)
         if number < len(trace.turns) - 1:
