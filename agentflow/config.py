@@ -187,6 +187,8 @@ class GroupsConfig(Section):
     straggler: Literal["wait", "close", "refill"] = "wait"
     """At the deadline: `wait` on; `close` the group, with masked stand-ins for members that have
     not ended; `refill` it, with other episodes instead. Cutting stragglers biases lengths."""
+    refills: int = Field(default=2, ge=1)
+    """Deadlines at which a group is refilled; at the next one it is closed."""
     deadline_s: float | None = Field(default=None, gt=0)
     """From the beginning of a group's first episode; needed for `close` and `refill`."""
     staleness: int | None = Field(default=None, ge=0)

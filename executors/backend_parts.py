@@ -242,6 +242,7 @@ def make_rules(groups: GroupsConfig) -> GroupRules:
         buffer=groups.buffer,
         straggler=StragglerRule(groups.straggler),
         deadline_s=groups.deadline_s if groups.deadline_s is not None else float("inf"),
+        refills=groups.refills,
         staleness=groups.staleness,
         retries=groups.retries,
         dead_in_a_row=groups.dead_in_a_row,

@@ -324,13 +324,13 @@ class Books:
         message = f"its group was begun more than {rules.deadline_s:g} s before"
         ending = Ending(cause=Cause.DEADLINE, phase="group", message=message)
         for uid in self.groups.overdue(now - rules.deadline_s):
-            if rules.straggler is StragglerRule.CLOSE:
-                for episode in self.groups.waiting(uid):
-                    self.drop(episode, ending)
-            else:
+            refills = rules.refills if rules.straggler is StragglerRule.REFILL else 0
+            if self.groups.refill(uid, now, at_most=refills):
                 for episode in self.groups.waiting(uid, begun=True):
                     self._refill(episode, ending)
-                self.groups.restart_deadline(uid, now)
+            else:
+                for episode in self.groups.waiting(uid):
+                    self.drop(episode, ending)
 
     def _refill(self, episode: EpisodeId, ending: Ending) -> None:
         other = EpisodeId(uid=episode.uid, replica_index=self.groups.replace(episode))

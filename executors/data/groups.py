@@ -45,6 +45,8 @@ class GroupRules:
     straggler: StragglerRule = StragglerRule.WAIT
     deadline_s: float = float("inf")
     """From the first member's beginning."""
+    refills: int = 2
+    """Deadlines at which a group is refilled; at the next one it is closed."""
     staleness: int | None = None
     """Versions that a sample's oldest generated token may be behind; None: any number."""
     retries: int = 0
@@ -65,6 +67,7 @@ class _Open:
     """Those that have, and stand-ins."""
     next_index: int = 0
     begun_at: float | None = None
+    refills: int = 0
     trains: bool = True
     """Validation is not counted."""
     failures: Counter[Cause] = field(default_factory=Counter)
@@ -147,9 +150,14 @@ class Groups:
         group.size -= 1
         return group.next_index
 
-    def restart_deadline(self, uid: str, now: float) -> None:
-        """Count from now."""
-        self._open[uid].begun_at = now
+    def refill(self, uid: str, now: float, *, at_most: int) -> bool:
+        """Give a group another deadline, counted from now; False when it has had its share."""
+        group = self._open[uid]
+        if group.refills >= at_most:
+            return False
+        group.refills += 1
+        group.begun_at = now
+        return True
 
     def failed(self, episode: EpisodeId, cause: Cause) -> int:
         """Count a failure of a prompt; returns how many it has had for this cause."""

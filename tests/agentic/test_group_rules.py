@@ -190,6 +190,19 @@ async def test_a_deadline_refills_the_group_with_another_episode() -> None:
     coordinator.check()
 
 
+async def test_a_group_that_is_refilled_too_often_is_closed() -> None:
+    """A prompt that no episode ends in time keeps nobody waiting for ever."""
+    clock = Clock()
+    coordinator = make(clock, straggler=StragglerRule.REFILL, deadline_s=10.0, refills=1)
+    await half_a_group(coordinator, clock)
+    await lease(coordinator)
+    clock.t += 20.0
+    coordinator.close_overdue()
+    assert causes(await coordinator.next_group()) == ["submitted", "deadline"]
+    assert coordinator.counts().dropped == {Cause.DEADLINE: 2}
+    coordinator.check()
+
+
 async def test_a_dropped_group_never_comes_and_a_late_member_changes_nothing() -> None:
     """Its members that ended are dropped with it, and nobody waits for it any more."""
     coordinator = make()
