@@ -69,8 +69,8 @@ GATES: Final = {
     ),
     "engine_client": Gate(
         arguments=(
-            *("benchmarks.engine_client", "--no-lag"),
-            *("--rounds", "3", "--concurrency", "100"),
+            *("benchmarks.engine_client", "--rounds", "3"),
+            *("--concurrency", "100"),
         ),
         higher=("cpu_ratio_httpx_100", "cpu_ratio_aiohttp_json_100"),
     ),
