@@ -109,6 +109,54 @@ def test_observed_streams_are_read(name: str) -> None:
     assert tokens.end.reason["type"] == observed["finish"]
 
 
+LAST = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+def aborted_while_queued_again(*, sent: int, total: int) -> bytes:
+    """Return the last event of tokens 0 to `total`, of which `sent` had been sent before."""
+    every = [[-i / 1000, i, None] for i in range(total)]
+    return event(
+        [*range(sent, total), total - 1],
+        total,
+        reason=LAST,
+        output_token_logprobs=[*every[sent:], *every],
+    )
+
+
+@pytest.mark.parametrize(("sent", "total"), [(3, 3), (1, 3), (0, 3), (1, 1), (0, 1)])
+def test_an_abort_that_repeats_everything_adds_what_was_not_sent(sent: int, total: int) -> None:
+    """The end of a retracted request repeats its last id and all its log-probs."""
+    tokens, sink = stream()
+    for token in range(sent):
+        tokens.take(block(event([token], token + 1)))
+    tokens.take(block(aborted_while_queued_again(sent=sent, total=total), b"[DONE]"))
+    assert sink.ids == list(range(total))
+    assert sink.logprobs == [-i / 1000 for i in range(total)]
+    assert tokens.end is not None
+    assert tokens.end.reason == LAST
+
+
+@pytest.mark.parametrize(
+    ("seen", "old", "new"),
+    [
+        (2, b"[2, 2]", b"[2, 1]"),  # the id repeated is not the last one
+        (2, b"[2, 2]", b"[1, 2]"),  # the id not sent yet is another one
+        (2, b'"completion_tokens": 3', b'"completion_tokens": 2'),
+        (2, b"[-0.002, 2, null], [0.0", b"[-0.003, 2, null], [0.0"),  # log-probs that differ
+        (1, b"[2, 2]", b"[2, 2]"),  # a token is missing
+    ],
+)
+def test_an_end_that_repeats_something_else_is_nonsense(seen: int, old: bytes, new: bytes) -> None:
+    """Nothing is guessed where ids and log-probs do not say the same."""
+    tokens, sink = stream()
+    tokens.take(block(event(list(range(seen)), seen)))
+    payload = aborted_while_queued_again(sent=2, total=3)
+    assert old in payload
+    with pytest.raises(EngineDied, match="with log-probs"):
+        tokens.take(block(payload.replace(old, new)))
+    assert sink.ids == list(range(seen))
+
+
 def test_cumulative_events_of_one_read_cost_one_parse() -> None:
     """Once a server is known to repeat itself, only the newest of several events is parsed."""
     tokens, sink = stream()

@@ -85,7 +85,13 @@ class Stream:
         options = self._server.options
         start = self._sent if options.incremental else 0
         text = options.model.text(request.output[start:])
-        return wire.event(request, sent=start, text=text, version=self._server.scheduler.version)
+        return wire.event(
+            request,
+            sent=start,
+            text=text,
+            version=self._server.scheduler.version,
+            incremental=options.incremental,
+        )
 
     async def _misbehave(
         self, http: web.Request, response: web.StreamResponse, event: bytes

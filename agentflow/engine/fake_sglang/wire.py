@@ -15,21 +15,34 @@ PRIORITY_OFF = (
 NO_SESSION = "{call} must run between begin_weight_update() and end_weight_update()"
 SESSION_OPEN = "a weight-update session is already open; call end_weight_update() first"
 SESSION_CLOSED = "no weight-update session is open; call begin_weight_update() first"
+NOT_FLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or "
+    "queued. Retract or finish them, then call /flush_cache."
+)
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. (When there are running or "
     "waiting requests, the operation will not be performed.)\n"
 )
 
 
-def event(request: FakeRequest, *, sent: int, text: str, version: str) -> dict[str, Any]:
-    """Return one event with the tokens from `sent` on: 0 for a cumulative server."""
-    new = list(range(sent, len(request.output)))
+def event(
+    request: FakeRequest, *, sent: int, text: str, version: str, incremental: bool
+) -> dict[str, Any]:
+    """Return one event with the tokens from `sent` on: 0 for a cumulative server.
+
+    An incremental one ends what was aborted in the queue, retracted, in a way of its own: the last
+    id comes once more, and the log-probs of all.
+    """
+    every = range(len(request.output))
+    new, told = [*every[sent:]], [*every[sent:]]
+    if incremental and _aborted_in_queue(request):
+        new, told = [*new, *every[-1:]], [*told, *every]
     meta: dict[str, Any] = {
         "id": request.rid,
         "finish_reason": request.reason,
         "weight_version": version,
         "input_token_logprobs": [],
-        "output_token_logprobs": [[request.logprobs[i], request.output[i], None] for i in new],
+        "output_token_logprobs": [[request.logprobs[i], request.output[i], None] for i in told],
         "output_token_logprobs_length": len(request.output),
         "completion_tokens": len(request.output),
     }

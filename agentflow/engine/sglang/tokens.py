@@ -21,7 +21,7 @@ from agentflow.errors import EngineDied
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agentflow.engine.sglang.events import Event, Meta, VersionRange
+    from agentflow.engine.sglang.events import Event, LogProb, Meta, VersionRange
     from agentflow.protocols import TokenSink
 
 
@@ -89,8 +89,7 @@ class TokenStream:
         new, meta = event.output_ids, event.meta_info
         pairs = meta.output_token_logprobs
         if meta.completion_tokens != self.seen + len(new) or meta.weight_version != self.reported:
-            skip = self._known_of(new, meta)
-            new, pairs = new[skip:], pairs[skip:]
+            new, pairs = self._unknown_of(new, meta)
             self._split_if_newer(meta.weight_version if new else self.reported, ids, logprobs)
         if [pair.id for pair in pairs] != new:
             raise ValueError(f"ids {new} with log-probs {pairs}")
@@ -100,14 +99,33 @@ class TokenStream:
         if meta.finish_reason is not None:
             self._finish(meta, meta.finish_reason, ids, logprobs)
 
-    def _known_of(self, new: list[int], meta: Meta) -> int:
-        """How many of an event's tokens came before, from a server or proxy that repeats itself."""
+    def _unknown_of(self, new: list[int], meta: Meta) -> tuple[list[int], list[LogProb]]:
+        """Leave out what came before, from a server or proxy that repeats itself."""
+        pairs = meta.output_token_logprobs
+        if len(pairs) > len(new):
+            return self._unknown_of_record(new, meta)
         start = meta.completion_tokens - len(new)
         if start > self.seen:
             raise ValueError(f"tokens {self.seen} to {start} are missing")
         if self.seen and not start and meta.completion_tokens > self.seen:
             self._cumulative = True
-        return self.seen - start
+        skip = self.seen - start
+        return new[skip:], pairs[skip:]
+
+    def _unknown_of_record(self, new: list[int], meta: Meta) -> tuple[list[int], list[LogProb]]:
+        """Read how an incremental server ends what is aborted while it waits, retracted, to go on.
+
+        Behind what it has not sent yet it repeats the last id, and the log-probs of all tokens.
+        """
+        pairs = meta.output_token_logprobs
+        record = pairs[len(new) - 1 :]
+        unsent = record[self.seen :]
+        ids = [pair.id for pair in unsent]
+        repeated = [pair.id for pair in record[-1:]]
+        whole = len(record) == meta.completion_tokens >= self.seen
+        if not whole or new != ids + repeated or pairs != unsent + record:
+            raise ValueError(f"ids {new} with log-probs {pairs}, {meta.completion_tokens} in all")
+        return ids, unsent
 
     def _split_if_newer(self, version: str, ids: list[int], logprobs: list[float]) -> None:
         """Deliver what came before a change of version apart from what comes after."""
