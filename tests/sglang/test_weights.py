@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from support import MODEL, PROMPT, VOCAB, Sink, expected, pair, request
+from support import MODEL, PROMPT, VOCAB, Sink, expected, pair, request, until
 
 from agentflow.engine.fake_sglang import FakeOptions, FakeSglang
 from agentflow.engine.sglang import Deadlines, PauseMode, SglangConfig, SglangEngine
@@ -59,6 +59,43 @@ async def test_mode_abort_ends_what_runs_and_holds_what_comes() -> None:
         assert set(sink.versions) == {0}
         assert set(late.versions) == {1}
         check_tokens(late)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+async def test_what_has_just_ended_is_in_no_updates_way(*, flush: bool) -> None:
+    """The server is a step ahead of the answers: after a pause it can be flushed all the same."""
+    async with pair(step_s=None) as (server, engine):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_ends(engine, 0, sink := Sink()))
+            await until(lambda: server.scheduler.waiting != [])
+            server.step()
+            await sink.reached(1)
+            await engine.abort(request(0).rid)
+            await until(lambda: "/abort_request" in server.calls)
+            server.step()
+            assert isinstance(await task, GenerationAborted)
+        async with engine.paused(PauseMode.ABORT):
+            if flush:
+                await engine.flush()
+            await engine.update_weights_from_disk("/weights/1", version=1)
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+async def test_what_is_aborted_while_retracted_keeps_its_tokens(*, incremental: bool) -> None:
+    """It ends at once with every token it had, and goes on from there."""
+    async with pair(step_s=0.004, incremental=incremental) as (_, engine):
+        sink = Sink()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_ends(engine, 0, sink))
+            await sink.reached(5)
+            async with engine.paused(PauseMode.RETRACT):
+                await engine.abort(request(0).rid)
+                assert isinstance(await task, GenerationAborted)
+        had = len(sink.ids)
+        assert sink.ids == expected(had)
+        going_on = request(1, [*PROMPT, *sink.ids], max_new_tokens=40 - had)
+        await engine.generate(going_on, sink)
+        assert sink.ids == expected(40)
 
 
 async def _ends(engine: SglangEngine, n: int, sink: Sink) -> GenerationResult | GenerationAborted:

@@ -54,6 +54,8 @@ class FakeScheduler:
         self.running: list[FakeRequest] = []
         self.waiting: list[FakeRequest] = []
         self.pause_mode: str | None = None
+        self.ahead = False
+        """Whether a step is on its way still that was begun with requests that have ended."""
         self.decoded = 0
         """Tokens decoded in all."""
 
@@ -103,6 +105,7 @@ class FakeScheduler:
             for request in list(self.running):
                 self._finish(request, _ABORTED)
         if mode == "retract":
+            self.ahead = False
             for request in self.running:
                 request.retractions += 1
             self.waiting[:0] = self.running
@@ -115,7 +118,12 @@ class FakeScheduler:
     @property
     def busy(self) -> bool:
         """Whether `step` would do anything."""
-        return self.pause_mode is None and bool(self.running or self.waiting)
+        return self.pause_mode is None and bool(self.running or self.waiting or self.ahead)
+
+    @property
+    def can_flush(self) -> bool:
+        """Whether no KV is in use, as far as the scheduler knows."""
+        return not self.running and not self.ahead
 
     # --- decoding -----------------------------------------------------------------------------
 
@@ -123,6 +131,7 @@ class FakeScheduler:
         """Admit what fits, then decode one token for each running request."""
         if self.pause_mode is not None:
             return
+        self.ahead = False
         self.waiting.sort(key=lambda request: -request.priority)
         while self.waiting and len(self.running) < self._slots:
             self.running.append(self.waiting.pop(0))
@@ -161,6 +170,7 @@ class FakeScheduler:
     def _finish(self, request: FakeRequest, reason: Reason) -> None:
         request.reason = dict(reason)
         self.running.remove(request)
+        self.ahead = True
 
 
 _ABORTED: Reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}

@@ -2,7 +2,7 @@
 
 Owns whether the engine is paused and how. Invariants: while it is, the deadlines of generations
 stand still; a pause that fails on one replica leaves none paused, or says which; KV that was kept
-by `in_place` is never flushed, because the server does not survive it.
+by `in_place` is never flushed, because the server refuses to.
 """
 
 from __future__ import annotations
@@ -29,6 +29,17 @@ Drained, new ones wait on this side until `resume`. In place, SGLang's overlappe
 token of each in flight at that moment and reports the new version for it.
 """
 
+_ON_THE_WIRE = {
+    PauseMode.DRAIN: (PauseMode.RETRACT,),
+    PauseMode.ABORT: (PauseMode.ABORT, PauseMode.RETRACT),
+}
+"""The server's own pauses for a mode, where it is not the one of that name.
+
+The overlapped scheduler is a step ahead of the answers: for that long after the last request has
+ended nothing can be flushed, by an update neither. Retracting waits for that step; aborting does
+not.
+"""
+
 
 class WeightSync:
     """The weights of all servers of one engine."""
@@ -47,9 +58,9 @@ class WeightSync:
         self.check_running(mode)
         self._clock.hold()
         self.mode = mode
-        wire = PauseMode.RETRACT if mode is PauseMode.DRAIN else mode
         try:
-            await self._on_all("/pause_generation", {"mode": wire}, self._deadlines.pause_s)
+            for wire in _ON_THE_WIRE.get(mode, (mode,)):
+                await self._on_all("/pause_generation", {"mode": wire}, self._deadlines.pause_s)
         except BaseException as error:
             try:
                 await self.resume()
@@ -141,7 +152,10 @@ class WeightSync:
         await self._on_all_succeed("/destroy_weights_update_group", {"group_name": group})
 
     async def flush(self) -> None:
-        """Drop cached prefixes. Raises EngineAdminFailed, always so while paused in place."""
+        """Drop cached prefixes. Raises EngineAdminFailed where something runs, also in place.
+
+        A pause in any other mode makes it possible.
+        """
         await self._on_all("/flush_cache", {}, self._deadlines.admin_s)
 
     async def _in_session(self, path: str, body: Mapping[str, Any], version: int) -> None:
