@@ -96,7 +96,15 @@ def test_lines_of_one_event_are_joined() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["stream_cumulative", "stream_incremental", "abort_incremental"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stream_cumulative",
+        "stream_incremental",
+        "abort_incremental",
+        "abort_retracted_incremental",
+    ],
+)
 def test_observed_streams_are_read(name: str) -> None:
     """Events as a real server sent them give ids, log-probs and the end it reported."""
     observed = json.loads((WIRE / f"{name}.json").read_text())
