@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from witness import Witness, check_run
 
 from agentflow.engine.sglang_cpu import Layout
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from agentflow.types import SyncMode
 
 pytestmark = pytest.mark.sglang
 
 MODEL = Layout.default().checkpoint("a")
 
 
-async def run(url: str, out: Path, *options: str) -> str:
-    """Roll out four bundled tasks from a shell; returns what it printed."""
-    words = ["run", "--tasks", "bundled", "--limit", "4", "--engine", url, "--out", str(out)]
+async def run(url: str, out: Path, *options: str, tasks: int = 4) -> str:
+    """Roll out bundled tasks from a shell; returns what it printed."""
+    words = ["run", "--tasks", "bundled", "--limit", str(tasks)]
+    words += ["--engine", url, "--out", str(out)]
     settings = [f"engine.model={MODEL}", "sampling.max_new_tokens=40", *options]
     for setting in settings:
         words += ["--set", setting]
@@ -50,3 +50,42 @@ async def test_samples_are_what_the_server_reported(sglang_url: str, tmp_path: P
     assert "of 4 episodes" in printed
     assert summary["tokens"]["received"] == summary["tokens"]["delivered"] == generated > 200
     assert summary["tokens"]["unaccounted"] == 0
+
+
+async def test_scheduled_by_action_under_syncs_and_preemptions_they_still_are(
+    sglang_url: str, tmp_path: Path
+) -> None:
+    """Groups of 4, aborted for updates at random and for each other: closed and exact."""
+    out = tmp_path / "run"
+    policy = f"{{name: '{Path(__file__).with_name('every_third.py')}:EveryThird'}}"
+    async with Witness(sglang_url).listening() as witness:
+        await run(
+            witness.url,
+            out,
+            "flow.agent.step_limit=3",
+            "flow.agent.action_regex='^(.?)'",  # any reply is a command, so that slots change hands
+            "run.n=4",
+            "run.seed=25",  # by which all modes of an update come early
+            "rollout.enable_action_level_scheduling=true",
+            "rollout.max_concurrency=8",
+            "rollout.gen_concurrency=3",
+            f"rollout.policy={policy}",
+            "rollout.preemption=true",
+            "rollout.max_preemptions=20",
+            "rollout.max_attempts=1000",
+            "rollout.rehearse_syncs_s=2.5",
+            tasks=2,
+        )
+    generated = check_run(out, witness.generations)
+    summary = json.loads((out / "summary.json").read_text())
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    happened = Counter(event["kind"] for event in events)
+    modes = {event["mode"] for event in events if event["kind"] == "sync_started"}
+    assert modes == set(SyncMode)
+    assert summary["episodes"] == summary["samples"]["delivered"] == 8
+    assert summary["samples"]["unaccounted"] == summary["tokens"]["unaccounted"] == 0
+    assert summary["tokens"]["received"] == summary["tokens"]["delivered"] == generated
+    assert happened["sync_started"] == happened["sync_ended"] > 0
+    assert happened["preempted"] > 0
+    assert happened["resumed"] > 0
+    assert happened["env_started"] == happened["env_stopped"]

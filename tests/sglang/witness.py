@@ -35,10 +35,29 @@ class Generation:
     finish: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take one event of an incremental server."""
+        """Take one event of an incremental server.
+
+        One whose ids do not add up is the end of a retracted request: it repeats, behind what was
+        not sent yet, the last id and the log-probs of all tokens.
+        """
         meta = event["meta_info"]
-        self.ids += event["output_ids"]
-        self.logprobs += [pair[0] for pair in meta["output_token_logprobs"]]
+        ids, pairs, total = (
+            event["output_ids"],
+            meta["output_token_logprobs"],
+            meta["completion_tokens"],
+        )
+        if len(self.ids) + len(ids) != total:
+            assert len(pairs) == len(ids) - 1 + total
+            record = pairs[len(ids) - 1 :]
+            assert ids[-1] == record[-1][1]
+            assert [pair[:2] for pair in record[: len(self.ids)]] == [
+                [logprob, token] for token, logprob in zip(self.ids, self.logprobs, strict=True)
+            ]
+            pairs = record[len(self.ids) :]
+            assert ids[:-1] == [pair[1] for pair in pairs]
+            ids = ids[:-1]
+        self.ids += ids
+        self.logprobs += [pair[0] for pair in pairs]
         self.finish = meta["finish_reason"]
         for part in meta.get("weight_versions", []):
             number = 0 if part["version"] == "default" else int(part["version"])
