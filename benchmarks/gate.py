@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import read_figures
+from benchmarks.rollout_scenarios import SCENARIOS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +54,18 @@ class Gate:
         return sorted(figures) if self.exact else [*self.lower, *self.higher]
 
 
+_ENVS: Final = ("container_capped", "slow_env")
+"""Scenarios whose environments are few or slow: a part of their own, as long as all the others."""
+
+
+def _only(names: Sequence[str], *, but: bool = False) -> list[str]:
+    chosen = [name for name in SCENARIOS if (name in names) is not but]
+    return [word for name in chosen for word in ("--scenario", name)]
+
+
 GATES: Final = {
-    "rollout": Gate(arguments=("benchmarks.rollout",), exact=True),
+    "rollout": Gate(arguments=("benchmarks.rollout", *_only(_ENVS, but=True)), exact=True),
+    "rollout_envs": Gate(arguments=("benchmarks.rollout", *_only(_ENVS)), exact=True),
     "rollout_quick": Gate(
         arguments=(
             *("benchmarks.rollout", "--seeds", "1"),
