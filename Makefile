@@ -42,7 +42,7 @@ test-slow: setup
 	$(PYTEST) -n 2 -m slow
 
 test-pypi: setup
-	$(PYTEST) -m pypi
+	$(PYTEST) -m 'pypi and not docker'
 
 # Schedules in virtual time, one seed, exactly as they were.
 test-bench: setup
