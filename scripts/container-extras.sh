@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs, on Debian as root, what some container tests need and no environment does: Podman, a
-# registry of images, and an emulator for the helper of arm64. Elsewhere those tests are skipped.
+# registry of images, and an emulator for the helper of arm64. Elsewhere those tests are skipped; with
+# CI set they fail.
 set -euo pipefail
 
 missing=()

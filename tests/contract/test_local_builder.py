@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from environment_contract import until_there
 from local_tools import run_directories, telling
+from real_parts import missing
 
 from agentflow.errors import ConfigError, EnvDied, EnvStartFailed
 from agentflow.runner import AsyncioRunner
@@ -286,7 +287,7 @@ asyncio.run(main())
 async def test_no_process_outlives_a_killed_owner(scratch: Path, sandbox: str) -> None:
     """After `kill -9` of the owner its processes end and its directory is removed."""
     if sandbox == "bubblewrap" and shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
+        missing("bubblewrap is not installed")
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, sandbox, scratch, stdout=asyncio.subprocess.PIPE
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from environment_contract import FOREVER_S, HOLD, EnvironmentContract, assert_dead
 from local_tools import processes_in, run_directories, telling
+from real_parts import missing
 
 from agentflow.errors import ContainerKilled, EnvDied, EnvStartFailed
 from agentflow.swe.environment import LocalEnv, LocalEnvBuilder
@@ -47,7 +48,7 @@ def unsandboxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEnvBu
 def sandboxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEnvBuilder]:
     """A builder that insists on bubblewrap."""
     if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
+        missing("bubblewrap is not installed")
     yield from building(tmp_path_factory.mktemp("bubblewrap"), "bubblewrap")
 
 
@@ -210,7 +211,7 @@ async def test_a_memory_limit_binds_shared_memory(
 async def test_a_hidden_folder_is_empty_and_takes_nothing(tmp_path: Path) -> None:
     """It would else be memory without a limit."""
     if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
+        missing("bubblewrap is not installed")
     builder = LocalEnvBuilder(
         {"sandbox": "bubblewrap", "scratch_dir": tmp_path, "hidden_paths": ["/usr/share"]}
     )

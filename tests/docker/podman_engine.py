@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from docker_tools import docker
+from real_parts import missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ LIMITS = {"nofile": 1024, "nproc": 4096}
 def podman_service(image: str) -> Iterator[str]:
     """Yield the address of one that has the image; afterwards nothing of it is left."""
     if shutil.which("podman") is None:
-        pytest.skip("no podman on PATH: scripts/container-extras.sh installs it")
+        missing("no podman on PATH: scripts/container-extras.sh installs it")
     folder = Path(tempfile.mkdtemp(prefix="agentflow-podman-"))
     try:
         yield from serve(folder, image)

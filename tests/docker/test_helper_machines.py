@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from real_parts import missing
 
 from agentflow.swe.environment.docker import helper
 from agentflow.swe.environment.docker.session import HelperSession
@@ -68,7 +69,7 @@ async def serving(machine: str, *, prepare: str = "") -> AsyncIterator[HelperSes
     """Yield a session with the shipped binary, in namespaces that `prepare` has prepared."""
     emulator = [] if machine == platform.machine() else [f"qemu-{machine}-static"]
     if emulator and shutil.which(emulator[0]) is None:
-        pytest.skip(f"no {emulator[0]} on PATH: scripts/container-extras.sh installs it")
+        missing(f"no {emulator[0]} on PATH: scripts/container-extras.sh installs it")
     if os.geteuid() != 0:
         pytest.skip("a PID namespace needs root")
     binary = str(helper.FOLDER / "bin" / f"helper-{machine}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from docker_tools import docker
+from real_parts import missing
 
 from agentflow.swe.environment.docker import DockerEnvBuilder
 from agentflow.swe.environment.docker.errors import ImageMissing
@@ -29,7 +30,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     """Serve one at an address of this machine, which engines trust without TLS."""
     program = shutil.which("docker-registry")
     if program is None:
-        pytest.skip("no docker-registry on PATH: scripts/container-extras.sh installs it")
+        missing("no docker-registry on PATH: scripts/container-extras.sh installs it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
