@@ -81,7 +81,7 @@ def test_a_generation_that_was_killed_goes_on_from_its_tokens(
     finish(start("resume", out, scratch))
 
     assert tokens(out) == tokens(undisturbed)
-    _, second = lives(out)
+    *_, second = lives(out)  # the killed process may have told nothing yet
     went_on = begun(second, "resumed")
     assert went_on
     told = dict.fromkeys(went_on, 0)
