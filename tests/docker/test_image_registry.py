@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,7 +65,8 @@ def pushed(registry: str) -> Iterator[str]:
 
 def pulls(name: str) -> int:
     """How often the engine has pulled it."""
-    told = docker("events", "--since", "1h", "--until", "0s", "--filter", "event=pull")
+    now = f"{time.time():.9f}"  # a duration ago would be cut to whole seconds
+    told = docker("events", "--since", "1h", "--until", now, "--filter", "event=pull")
     return told.count(name)
 
 
