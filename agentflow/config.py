@@ -61,7 +61,7 @@ class EngineConfig(Section):
 
     url: str | None = Field(default=None, min_length=1)
     """`http://host:port` of an SGLang server, or of several with commas; or `scripted:oracle`,
-    `scripted:noop`, `scripted:noisy:SEED`, `scripted:RUN_DIR`."""
+    `scripted:noop`, `scripted:noisy:SEED`, `scripted:tamper`, `scripted:RUN_DIR`."""
     model: str | None = None
     """Folder with the model's tokenizer and chat template; None takes the bundled ones."""
     api_key_env: str | None = Field(default=None, min_length=1)

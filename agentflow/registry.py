@@ -45,13 +45,15 @@ def load_agentflow(
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
     keeper: Keeper | None = None,
+    run_id: str | None = None,
     scheduling: Scheduling | None = None,
 ) -> AgentFlow:
     """Build the flow `name` from its section of the configuration.
 
     `model` is what the flow generates with (for the built-in ones an `EngineAccess`). A flow of the
-    user's need not take the keywords; `scheduling` is for those that schedule actions. Raises
-    ConfigError that names the section, the name and the cause.
+    user's need not take the keywords; `scheduling` is for those that schedule actions, `run_id`
+    marks what they make outside of this process. Raises ConfigError that names the section, the
+    name and the cause.
     """
     make = import_any(name, builtin=BUILTIN_FLOW, path=config.get("python_path"), kind="flow")
     with plugin_boundary(f"flow {name!r}"):
@@ -60,6 +62,7 @@ def load_agentflow(
             "events": events,
             "on_turn": on_turn,
             "keeper": keeper,
+            "run_id": run_id,
         }
         if scheduling is not None:
             wiring["scheduling"] = scheduling

@@ -28,6 +28,7 @@ def load_flow(
     events: EventSink,
     on_turn: Callable[[SWESample], None] | None = None,
     keeper: Keeper | None = None,
+    run_id: str | None = None,
 ) -> AgentFlow:
     """Build the configured flow; `hooks` are for one that schedules actions. Raises ConfigError."""
     name, section, scheduling = config.flow.name, config.flow.model_dump(), None
@@ -42,6 +43,7 @@ def load_flow(
         events=events,
         on_turn=on_turn,
         keeper=keeper,
+        run_id=run_id,
         scheduling=scheduling,
     )
 

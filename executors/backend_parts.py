@@ -132,6 +132,7 @@ class BackendParts:
             events=parts.events,
             on_turn=run_dir.save_trajectory if run_dir is not None else None,
             keeper=parts.journal,
+            run_id=run_dir.run_id if run_dir is not None else None,
         )
         stack.push_async_callback(_on_flow_worker, runner, flow.close)
         worker = make_worker(

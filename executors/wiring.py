@@ -201,7 +201,7 @@ def _sglang(config: EngineConfig, url: str) -> Model:
     if not all(urlsplit(one).scheme in {"http", "https"} for one in urls):
         raise ConfigError(
             f"engine.url: {url!r} must be http://host:port of an SGLang server, or scripted:oracle,"
-            " scripted:noop, scripted:noisy:SEED, scripted:RUN_DIR"
+            " scripted:noop, scripted:noisy:SEED, scripted:tamper:KIND, scripted:RUN_DIR"
         )
     deadlines = Deadlines(
         connect_s=config.connect_timeout_s,

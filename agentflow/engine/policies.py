@@ -73,6 +73,26 @@ class _Solution:
     turns: tuple[str, ...]
 
 
+class Playbook:
+    """What is to be said in each of some tasks, found by the task's statement in the prompt."""
+
+    def __init__(self, turns: Mapping[str, Sequence[str]]) -> None:
+        """`turns` by problem statement."""
+        plays = ((statement.strip(), list(play)) for statement, play in turns.items())
+        # The longest statement first: one may contain another.
+        self._plays = sorted(plays, key=lambda play: (-len(play[0]), play[0]))
+
+    def turns(self, conversation: Conversation) -> Sequence[str]:
+        """Return the turns of the conversation's task. Raises EngineRejected for an unknown one."""
+        for statement, turns in self._plays:
+            if statement in conversation.prompt:
+                return turns
+        raise EngineRejected(
+            f"the policy knows none of its {len(self._plays)} tasks in this prompt: no "
+            "problem_statement stands in it word for word; play it with the tasks that are run"
+        )
+
+
 class OraclePolicy:
     """Knows the tasks' own patches: finds its task in the prompt, applies the patch, submits."""
 
@@ -89,9 +109,7 @@ class OraclePolicy:
                     f"tasks {other.instance_id!r} and {solution.instance_id!r} have the same "
                     "problem_statement but different patches: the oracle cannot tell them apart"
                 )
-        self._solutions = sorted(
-            solutions.values(), key=lambda s: (-len(s.statement), s.instance_id)
-        )
+        self._playbook = Playbook({s.statement: s.turns for s in solutions.values()})
 
     def answer(self, conversation: Conversation) -> str:
         """Return the turn-th step of the task's solution."""
@@ -99,17 +117,8 @@ class OraclePolicy:
 
     def step(self, conversation: Conversation, number: int) -> str:
         """Return a step of the solution; behind the last one it submits again."""
-        turns = self._find(conversation).turns
+        turns = self._playbook.turns(conversation)
         return turns[min(number, len(turns) - 1)]
-
-    def _find(self, conversation: Conversation) -> _Solution:
-        for solution in self._solutions:  # the longest statement first: one may contain another
-            if solution.statement in conversation.prompt:
-                return solution
-        raise EngineRejected(
-            f"the oracle knows none of its {len(self._solutions)} tasks in this prompt: no "
-            "problem_statement stands in it word for word; play it with the tasks that are run"
-        )
 
 
 def _solution(task: Mapping[str, Any]) -> _Solution:

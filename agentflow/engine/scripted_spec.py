@@ -3,6 +3,7 @@
 scripted:oracle        the tasks' own patches
 scripted:noop          looks around, changes nothing
 scripted:noisy[:SEED]  the oracle on a bad day, seed 0 by default
+scripted:tamper[:KIND] goes for the judge instead of the bug: hooks, shadow, tests, code, machine
 scripted:RUN_DIR       the recorded tokens of a finished run
 """
 
@@ -17,6 +18,7 @@ from agentflow.engine.policies import NoisyPolicy, NoopPolicy, OraclePolicy
 from agentflow.engine.policy_script import PolicyScript
 from agentflow.engine.recorded_script import RecordedScript
 from agentflow.engine.scripted import ScriptedEngine
+from agentflow.engine.tamper_policy import Tampering, TamperPolicy
 from agentflow.engine.template_renderer import TemplateRenderer
 from agentflow.errors import ConfigError
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from agentflow.engine.scripted import Script, ScriptedSettings
 
 PREFIX: Final = "scripted:"
-POLICIES: Final = ("oracle", "noop", "noisy")
+POLICIES: Final = ("oracle", "noop", "noisy", "tamper")
 
 
 def scripted_engine(
@@ -62,6 +64,8 @@ def _policy(what: str, tasks: Sequence[Mapping[str, Any]]) -> Policy | None:
     name, colon, rest = what.partition(":")
     if name == "noisy":
         return NoisyPolicy(_seed(rest) if colon else 0, tasks)
+    if name == "tamper":
+        return TamperPolicy(tasks, _tampering(rest) if colon else None)
     if what == "oracle":
         return OraclePolicy(tasks)
     return NoopPolicy() if what == "noop" else None
@@ -74,10 +78,19 @@ def _seed(text: str) -> int:
         raise ConfigError(f"scripted:noisy:{text}: the seed {text!r} must be a number") from None
 
 
+def _tampering(text: str) -> Tampering:
+    try:
+        return Tampering(text)
+    except ValueError:
+        kinds = ", ".join(Tampering)
+        raise ConfigError(f"scripted:tamper:{text}: {text!r} must be one of {kinds}") from None
+
+
 def _unknown(spec: str, what: str) -> str:
     close = difflib.get_close_matches(what.partition(":")[0], POLICIES, n=1)
     hint = f"; did you mean scripted:{close[0]}?" if close else ""
     return (
         f"engine {spec!r}: {what!r} is neither a policy nor the directory of a recorded run{hint} "
-        "(scripted:oracle, scripted:noop, scripted:noisy[:SEED], scripted:RUN_DIR)"
+        "(scripted:oracle, scripted:noop, scripted:noisy[:SEED], scripted:tamper[:KIND],"
+        " scripted:RUN_DIR)"
     )

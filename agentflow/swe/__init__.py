@@ -46,6 +46,7 @@ def agentflow(
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
     keeper: Keeper | None = None,
+    run_id: str | None = None,
 ) -> AgentFlow:
     """Build a trajectory-level SWEAgentFlow.
 
@@ -57,7 +58,8 @@ def agentflow(
     from agentflow.swe.flow import SWEAgentFlow  # noqa: PLC0415  # providers load when named
 
     agent, env, runtime = (
-        build_provider(config, section, runner=runner) for section in BUILTIN_PROVIDERS
+        build_provider(config, section, runner=runner, run_id=run_id)
+        for section in BUILTIN_PROVIDERS
     )
     return SWEAgentFlow(
         agent,
@@ -80,6 +82,7 @@ def action_level_agentflow(
     events: EventSink | None = None,
     on_turn: Callable[[SWESample], None] | None = None,
     keeper: Keeper | None = None,
+    run_id: str | None = None,
 ) -> ActionLevelSWEAgentFlow:
     """Build an ActionLevelSWEAgentFlow, which schedules its episodes' actions one by one.
 
@@ -93,7 +96,8 @@ def action_level_agentflow(
     if scheduling is None:
         raise ConfigError("needs rollout.enable_action_level_scheduling: true")
     agent, env, runtime = (
-        build_provider(config, section, runner=runner) for section in BUILTIN_PROVIDERS
+        build_provider(config, section, runner=runner, run_id=run_id)
+        for section in BUILTIN_PROVIDERS
     )
     return ActionLevelSWEAgentFlow(
         agent,
@@ -108,14 +112,21 @@ def action_level_agentflow(
     )
 
 
-def build_provider(config: Mapping[str, Any], section: str, *, runner: Runner | None = None) -> Any:
+def build_provider(
+    config: Mapping[str, Any],
+    section: str,
+    *,
+    runner: Runner | None = None,
+    run_id: str | None = None,
+) -> Any:
     """Make the builder that the section `section` of a flow's configuration describes.
 
-    A builder whose constructor takes a `runner` gets the flow's. Raises ConfigError.
+    A builder whose constructor takes a `runner` or a `run_id` gets the flow's. Raises ConfigError.
     """
     cls = import_provider(config, section)
     with plugin_boundary(f"{section} {config[section]['name']!r}"):
-        return cls(config[section], **accepted_keywords(cls, {"runner": runner}))
+        keywords = {"runner": runner, "run_id": run_id}
+        return cls(config[section], **accepted_keywords(cls, keywords))
 
 
 def import_provider(config: Mapping[str, Any], section: str) -> Any:

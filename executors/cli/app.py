@@ -76,7 +76,7 @@ def run(  # noqa: PLR0913  # one parameter an option
         str | None,
         typer.Option(
             help="http://host:port of an SGLang server, scripted:oracle, scripted:noop,"
-            " scripted:noisy:SEED, or scripted:RUN_DIR to play a run back."
+            " scripted:noisy:SEED, scripted:tamper, or scripted:RUN_DIR to play a run back."
         ),
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment by name, as local.")] = None,

@@ -172,7 +172,8 @@ def print_summary(rollout: Session, samples: Sequence[RolloutSample]) -> None:
         out.print(f"and {len(samples) - _MAX_ROWS} more, in {rollout.dir.path}/samples.jsonl")
     for line in _figures(rollout.summary):
         out.print(line, markup=False, soft_wrap=True)
-    out.print(f"kept in  {rollout.dir.path}", markup=False, soft_wrap=True)
+    kept = f"kept in  {rollout.dir.path}, run {rollout.dir.run_id}"
+    out.print(kept, markup=False, soft_wrap=True)
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ from agentflow.swe.scheduling_hooks import NoHooks
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample, SWERolloutResult
 from executors.assembly import load_flow
 from executors.runs.files import write_atomic
-from executors.runs.run_rows import read_rows
+from executors.runs.run_rows import read_rows, read_run
 from executors.runs.task_file import read_tasks
 from executors.termination import classify
 from executors.wiring import rehearse_engine, select_tasks
@@ -72,7 +72,7 @@ async def rescore(config: AgentflowConfig, run_dir: Path) -> Rescored:
     tasks = {str(task["instance_id"]): task for task in read_tasks(run_dir) or select_tasks(config)}
     due = [row for row in before if row["patch"] is not None and row["cause"] in _JUDGED]
     known = [row for row in due if row["instance_id"] in tasks]
-    judged = await _judge_all(config, known, tasks)
+    judged = await _judge_all(config, run_dir, known, tasks)
     after = [judged.get(row["key"], row) for row in before]
     path = _free_path(run_dir)
     lines = (orjson.dumps(row, default=str, option=orjson.OPT_APPEND_NEWLINE) for row in after)
@@ -88,6 +88,7 @@ async def rescore(config: AgentflowConfig, run_dir: Path) -> Rescored:
 
 async def _judge_all(
     config: AgentflowConfig,
+    run_dir: Path,
     rows: Sequence[Mapping[str, Any]],
     tasks: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
@@ -97,7 +98,14 @@ async def _judge_all(
         stack.callback(runner.close)
         access = rehearse_engine(config, list(tasks.values()))
         stack.push_async_callback(_on_flow_worker, runner, access.engine)
-        flow = load_flow(config, access, NoHooks(), runner=runner, events=NullEvents())
+        flow = load_flow(
+            config,
+            access,
+            NoHooks(),
+            runner=runner,
+            events=NullEvents(),
+            run_id=read_run(run_dir).get("id"),
+        )
         stack.push_async_callback(_on_flow_worker, runner, flow)
         room = asyncio.Semaphore(config.rollout.reward_concurrency)
 

@@ -23,6 +23,7 @@ import contextlib
 import datetime as dt
 import fcntl
 import os
+import secrets
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -33,7 +34,7 @@ from agentflow.engine.recorded_tokens import token_archive, tokens_name
 from agentflow.errors import ConfigError
 from executors.data.versions import versions
 from executors.runs.files import LineFile, OutputError, write_atomic, writing
-from executors.runs.run_rows import SAMPLES, cut_torn_line, read_rows
+from executors.runs.run_rows import SAMPLES, cut_torn_line, read_rows, read_run
 from executors.runs.sample_rows import sample_row, trajectory_name
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class RunDir:
     def __init__(self, path: Path, *, runner: Runner) -> None:
         """Nothing is touched before `open`."""
         self.path = path
+        self.run_id = secrets.token_hex(6)
+        """Names the run wherever its directory moves; of a run that is gone on with, its own."""
         self._runner = runner
         self._lock: int | None = None
         self._samples: LineFile | None = None
@@ -136,6 +139,7 @@ class RunDir:
             self._take_lock(expect_new=False)
         except OSError as error:
             raise ConfigError(f"--resume: {self.path} cannot be gone on with: {error}") from error
+        self.run_id = str(read_run(self.path).get("id", self.run_id))
 
     def reopen(self, *, argv: Sequence[str], unended: Collection[str] = ()) -> None:
         """Go on in a directory that was taken over, with what it keeps. Raises ConfigError.
@@ -187,6 +191,7 @@ class RunDir:
         self._made += [self.path / name for name in names]
         self._run = {
             "schema": SCHEMA,
+            "id": self.run_id,
             "status": RunStatus.RUNNING,
             "argv": list(argv),
             "model": model,

@@ -264,6 +264,7 @@ class Rollout:
             events=events,
             on_turn=self.dir.save_trajectory,
             keeper=self._journal,
+            run_id=self.dir.run_id,
         )
 
     def _worker(

@@ -136,6 +136,7 @@ class EvalSession:
             runner=self._runner,
             events=events,
             on_turn=self.dir.save_trajectory,
+            run_id=self.dir.run_id,
         )
 
     def _scheduler(

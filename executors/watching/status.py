@@ -37,6 +37,7 @@ def status_data(look: RunLook) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "dir": str(look.folder),
+        "id": look.run.get("id"),
         "status": look.standing,
         "error": look.run.get("error") or state.stalled,
         "started": look.run.get("started"),

@@ -121,18 +121,19 @@ def test_a_provider_that_raises_is_named_with_its_section(tmp_path: Path) -> Non
     assert str(caught.value) == f"flow 'swe': agent '{file}:Bad': OSError: no GPU"
 
 
-def test_a_builder_that_takes_a_runner_gets_the_flows(tmp_path: Path) -> None:
+def test_a_builder_that_takes_runner_and_run_id_gets_the_flows(tmp_path: Path) -> None:
     """Others are built from their section alone; the built-in environments take it."""
     (tmp_path / "two.py").write_text(
-        "class Taking:\n    def __init__(self, conf, *, runner=None): self.runner = runner\n"
+        "class Taking:\n    def __init__(self, conf, *, runner=None, run_id=None):\n"
+        "        self.got = runner, run_id\n"
         "class Plain:\n    def __init__(self, conf): self.conf = conf\n"
     )
     runner = AsyncioRunner()
 
     def build(name: str) -> Any:
         section = {"name": f"{tmp_path}/two.py:{name}" if name.istitle() else name}
-        return build_provider({"environment": section}, "environment", runner=runner)
+        return build_provider({"environment": section}, "environment", runner=runner, run_id="r")
 
-    assert build("Taking").runner is runner
+    assert build("Taking").got == (runner, "r")
     assert build("Plain").conf["name"].endswith("Plain")
     assert build("local")._runner is runner

@@ -13,13 +13,20 @@ from attacks import ATTACKS
 from bench import FIX, JUDGE, REPOSITORY, Bench, write_all
 from docker_tools import PATIENCE_S, ROOT, docker, our_containers
 
+from agentflow.engine.conversation import Conversation
+from agentflow.engine.tamper_policy import Tampering, TamperPolicy
 from agentflow.swe.environment.docker import DockerEnvBuilder
-from agentflow.swe.environment.docker.owner import OWNER_LABEL
+from agentflow.swe.environment.docker.owner import (
+    OWNER_LABEL,
+    PURPOSE_LABEL,
+    REWARD,
+    RUN_LABEL,
+)
 from agentflow.swe.tasks.tree import read_folder
 from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
@@ -58,7 +65,65 @@ def test_tasks_that_ship(
     assert all(sample["image"].startswith("sha256:") for sample in samples(out))
 
 
+async def test_containers_are_found_by_their_run(tmp_path: Path) -> None:
+    """Every container that a run makes carries its id, its process and its episode."""
+    out = tmp_path / "run"
+    more = ("--tasks", "bundled", "--limit", "1", "--n", "2", "--engine", "scripted:oracle")
+    events = await asyncio.create_subprocess_exec(
+        *("docker", "events", "--since", "0", "--filter", "event=start"),
+        *("--filter", f"label={RUN_LABEL}", "--format", "{{json .Actor.Attributes}}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert events.stdout is not None
+    done = await asyncio.create_subprocess_exec(*run_arguments(out, *more), cwd=ROOT)
+    assert await done.wait() == 0
+    run = json.loads((out / "run.json").read_text())
+    ours: list[dict[str, str]] = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(ours) < 4:
+                labels = json.loads(await events.stdout.readline())
+                ours += [labels] * (labels[RUN_LABEL] == run["id"])
+    finally:
+        events.kill()
+        await events.wait()
+    assert all(f"/{run['pid']}/" in labels[OWNER_LABEL] for labels in ours)
+    episodes = [(labels["agentflow.episode"], labels.get(PURPOSE_LABEL)) for labels in ours]
+    keys = [sample["key"] for sample in samples(out)]
+    assert set(episodes) == {(key, purpose) for key in keys for purpose in (None, REWARD)}
+
+
 # --- cheats -----------------------------------------------------------------------------------
+
+
+def tampering_of(said: Sequence[str]) -> Tampering:
+    """Tell the kind of an episode from its answers."""
+    rows = [{"problem_statement": "p", "FAIL_TO_PASS": []}]
+    start = Conversation(episode="", turn=0, prompt="p", latest="")
+    first = {TamperPolicy(rows, kind).answer(start): kind for kind in Tampering}
+    return first.get(said[0], Tampering.TESTS)  # whose commands differ by task
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kinds"), [("bundled", 5), pytest.param("pypi", 4, marks=pytest.mark.pypi)]
+)
+def test_no_patch_that_tampers_with_the_judge_is_resolved(
+    tmp_path: Path, *, tasks: str, kinds: int
+) -> None:
+    """Though every one of them takes in a pytest that runs where the agent worked."""
+    out = tmp_path / "run"
+    arguments = run_arguments(out, "--tasks", tasks, "--n", "2", "--engine", "scripted:tamper")
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = set()
+    for sample in samples(out):
+        messages = json.loads((out / sample["trajectory"]).read_text())["messages"]
+        seen.add(tampering_of([m["content"] for m in messages if m["role"] == "assistant"]))
+        *_, shown = (m["content"] for m in messages if m["role"] == "user")
+        assert "<returncode>0</returncode>" in shown
+        assert (sample["cause"], sample["reward"]) == ("submitted", 0.0)
+        assert sample["verdict"]["reason"] in {"tests_failed", "tampered"}
+    assert len(seen) == kinds
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import unittest
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from agentflow.engine.conversation import Conversation
 from agentflow.engine.policies import SUBMIT, NoisyPolicy, NoopPolicy, OraclePolicy
+from agentflow.engine.tamper_policy import Tampering, TamperPolicy
 from agentflow.errors import ConfigError, EngineRejected
 
 if TYPE_CHECKING:
@@ -157,3 +159,25 @@ def test_noise_ends_and_makes_every_move() -> None:
         said += "".join(policy.answer(at(turn)) for turn in range(12))
     for sign in ("cat no/such/file", "uname -a", "I give up", "```bash", "I know the fix"):
         assert sign in said
+
+
+def test_tests_are_replaced_by_name(tmp_path: Path) -> None:
+    """Every awaited test is written anew, where and in the class that its id says."""
+    awaited = ["tests/test_a.py::T::test_b[x y]", "tests/test_a.py::T::test_c", "t/test_d.py::e"]
+    row = {**task(), "FAIL_TO_PASS": awaited}
+    *writes, shown, submit = commands(TamperPolicy([row], Tampering.TESTS))
+    for command in writes:
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    written: dict[str, Any] = {}
+    exec((tmp_path / "tests" / "test_a.py").read_text(), written)  # our own text
+    assert unittest.defaultTestLoader.loadTestsFromTestCase(written["T"]).countTestCases() == 2
+    assert (tmp_path / "t" / "test_d.py").read_text() == "def e(*_): pass\n"
+    assert (shown, submit) == ("python3 -m pytest -q tests/test_a.py t/test_d.py", SUBMIT)
+
+
+def test_each_episode_tampers_in_a_way_of_its_own() -> None:
+    """Unless one is asked for, replicas differ and a second run does not."""
+    rows = [{**task(), "FAIL_TO_PASS": '["tests/test_a.py::test_b"]'}]
+    first = [TamperPolicy(rows).answer(at(0, key=str(key))) for key in range(40)]
+    assert len(set(first)) == len(Tampering)
+    assert first == [TamperPolicy(rows).answer(at(0, key=str(key))) for key in range(40)]

@@ -230,6 +230,8 @@ def test_settings_must_be_positive(field: str) -> None:
         ("scripted:noop", "scripted:noop"),
         ("scripted:noisy", "scripted:noisy:0"),
         ("scripted:noisy:7", "scripted:noisy:7"),
+        ("scripted:tamper", "scripted:tamper"),
+        ("scripted:tamper:hooks", "scripted:tamper:hooks"),
     ],
 )
 async def test_a_specification_makes_an_engine(spec: str, name: str) -> None:
@@ -246,6 +248,7 @@ async def test_a_specification_makes_an_engine(spec: str, name: str) -> None:
         ("scripted:runs/none", "neither a policy nor the directory"),
         ("scripted:noisy:x", "seed 'x' must be a number"),
         ("scripted:noisy:", "seed '' must be a number"),
+        ("scripted:tamper:all", "'all' must be one of hooks, shadow, tests, code, machine"),
     ],
 )
 def test_a_wrong_specification_is_one_error(spec: str, message: str) -> None:

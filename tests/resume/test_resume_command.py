@@ -115,7 +115,8 @@ def test_a_run_that_was_moved_is_resumed_where_it_is(tmp_path: Path) -> None:
     assert sorted(row["replica_index"] for row in rows) == [0, 1]
     preds = [json.loads((moved / n).read_text()) for n in ("preds.json", "preds.1.json")]
     assert all(len(p) == 1 for p in preds)
-    assert len(json.loads((moved / "run.json").read_text())["resumed"]) == 1
+    resumed = json.loads((moved / "run.json").read_text())
+    assert (len(resumed["resumed"]), resumed["id"]) == (1, run["id"])
 
 
 @pytest.mark.slow

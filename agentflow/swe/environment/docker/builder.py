@@ -56,8 +56,13 @@ class DockerEnvBuilder:
     config_class = DockerConfig
 
     def __init__(
-        self, subconf: Mapping[str, Any] | DockerConfig, *, runner: Runner | None = None
+        self,
+        subconf: Mapping[str, Any] | DockerConfig,
+        *,
+        runner: Runner | None = None,
+        run_id: str | None = None,
     ) -> None:
+        """`run_id` is on every container as the label `agentflow.run`. Raises ConfigError."""
         self._config = config = DockerConfig.parse(subconf)
         self._own_runner = AsyncioRunner() if runner is None else None
         self._runner: Runner = runner or self._own_runner or AsyncioRunner()
@@ -65,7 +70,9 @@ class DockerEnvBuilder:
             host=config.docker_host, timeout_s=config.engine_timeout_s, runner=self._runner
         )
         self._nursery = Nursery()
-        self._launcher = Launcher(self.engine, config, nursery=self._nursery, runner=self._runner)
+        self._launcher = Launcher(
+            self.engine, config, nursery=self._nursery, runner=self._runner, run_id=run_id
+        )
         self._starting = Stage(config.max_starting, self._runner)
         self._live = Stage(config.max_live, self._runner)
         self._rewards = Stage(config.max_rewards, self._runner)

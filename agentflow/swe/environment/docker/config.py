@@ -80,7 +80,7 @@ class DockerConfig(BaseModel):
     max_rewards: int = Field(default=16, gt=0)
     """Containers of judges; their own limit, so that episodes and judges never wait in a circle."""
     pool_size: int = Field(default=0, ge=0)
-    """Containers kept ready for each image in use."""
+    """Containers kept ready for each image in use; no label says whose episode they get."""
 
     @classmethod
     def parse(cls, subconf: Mapping[str, Any] | DockerConfig) -> DockerConfig:

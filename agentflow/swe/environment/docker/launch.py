@@ -22,6 +22,7 @@ from agentflow.swe.environment.docker.owner import (
     BUILDER_LABEL,
     EXPIRES_LABEL,
     OWNER_LABEL,
+    RUN_LABEL,
     myself,
 )
 from agentflow.swe.environment.docker.session import HelperSession, Session
@@ -51,7 +52,13 @@ class Launcher:
     """Makes containers after one configuration."""
 
     def __init__(
-        self, engine: Engine, config: DockerConfig, *, nursery: Nursery, runner: Runner
+        self,
+        engine: Engine,
+        config: DockerConfig,
+        *,
+        nursery: Nursery,
+        runner: Runner,
+        run_id: str | None = None,
     ) -> None:
         self._engine = engine
         self._config = config
@@ -59,6 +66,7 @@ class Launcher:
         self._runner = runner
         self.builder = secrets.token_hex(8)
         """Marks every container made here."""
+        self._run_id = run_id or self.builder
         self.attaches = True
         """False for Podman, which ends the stdin of PID 1 with the first connection: its sessions
         run beside PID 1, like those of the shell."""
@@ -115,6 +123,7 @@ class Launcher:
             "stdin_open": True,
             "labels": {
                 **labels,
+                RUN_LABEL: self._run_id,
                 OWNER_LABEL: myself(),
                 BUILDER_LABEL: self.builder,
                 EXPIRES_LABEL: str(expires_at),

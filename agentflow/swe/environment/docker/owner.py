@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 
 OWNER_LABEL = "agentflow.owner"
+RUN_LABEL = "agentflow.run"
+"""The id of the run, as run.json has it; without a run directory one of the builder's own."""
 BUILDER_LABEL = "agentflow.builder"
 """A process may have several builders; each removes only its own at its end."""
 EXPIRES_LABEL = "agentflow.expires"
