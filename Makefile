@@ -90,11 +90,13 @@ demo-llm: setup
 		--set sampling.temperature=0.7 --set sampling.max_new_tokens=160 \
 		--set flow.agent.step_limit=5 --out runs/demo-llm
 
-# A million simulated turns of faults, half of them under each executor, then random kills of real
-# containers.
+# A million simulated turns of faults by action, fewer by trajectory, then random kills of real
+# containers. SOAK_JOBS processes take some 25 minutes of processor time for the million.
+SOAK_JOBS ?= $(shell nproc)
+
 soak: setup
-	$(BIN)/agentflow simulate --faults --schedule naive --seeds 19000
-	$(BIN)/agentflow simulate --faults --schedule action-drawn --seeds 19000
+	$(BIN)/agentflow simulate --faults --schedule action-drawn --turns 1000000 --jobs $(SOAK_JOBS)
+	$(BIN)/agentflow simulate --faults --schedule naive --turns 100000 --jobs $(SOAK_JOBS)
 	AGENTFLOW_SOAK_KILLS=20 $(PYTEST) -n 2 -m slow tests/resume/test_kill.py
 	AGENTFLOW_SOAK_EPISODES=200 scripts/with-docker.sh \
 		sh -c '$(IMAGE) && $(PYTEST) -m docker tests/docker/test_container_soak.py'

@@ -185,7 +185,7 @@ class BackendParts:
         self.meter.received.update(carried_tokens(group))
         for member in group:
             if member.ended:
-                self.books.ended(member.sample)
+                self.books.restored(member.sample)
         self.coordinator.restore(group)
 
     def set_version(self, version: int) -> None:

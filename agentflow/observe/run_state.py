@@ -47,7 +47,7 @@ _ENV_AFTER: Final[Mapping[str, EnvState | None]] = {
 _DROPPED_AS: Final = ("stale", "surplus", "deadline")
 """Causes of a drop whose tokens have a column of their own; those of others count as failed."""
 
-TOKEN_CAUSES: Final = ("delivered", "failed", "restarted", "forked", *_DROPPED_AS)
+TOKEN_CAUSES: Final = ("delivered", "failed", "restarted", "forked", *_DROPPED_AS, "lost")
 """What became of tokens."""
 
 _SYNC_PHASES: Final = {"sync_paused": "pause", "sync_updated": "update", "sync_ended": "resume"}
@@ -215,6 +215,8 @@ class RunState:
         """Keep what the event says beside the move."""
         facts = event.facts
         match event.kind:
+            case "issued":  # perhaps anew, after the trainer took the first of that name
+                progress.ending, progress.dropped_as, progress.tokens = None, None, 0
             case "generation_started":
                 progress.attempt = facts["attempt"]
                 progress.turns += not progress.cut  # else it goes on in the same turn
@@ -244,8 +246,8 @@ class RunState:
         tokens = facts.get("tokens", 0)
         progress.tokens += tokens
         self.tokens["received"] += tokens
-        if progress.dropped_as is not None:
-            self.tokens[progress.dropped_as] += tokens
+        if progress.ending is not None:  # it comes too late
+            self.tokens[progress.dropped_as or "lost"] += tokens
 
     def _note_end(self, progress: Progress, facts: Mapping[str, Any], *, dropped: bool) -> None:
         cause = str(facts["cause"])
@@ -255,9 +257,11 @@ class RunState:
             self.tokens[progress.dropped_as] += progress.tokens
             return
         self.ended[str(facts["status"]), cause] += 1
-        self.tokens["failed" if facts["masked"] else "delivered"] += facts["generated"]
-        for column in ("restarted", "stale", "forked"):
-            self.tokens[column] += facts[column]
+        told = {"failed" if facts["masked"] else "delivered": facts["generated"]}
+        told |= {column: facts[column] for column in ("restarted", "stale", "forked")}
+        self.tokens.update(told)
+        # The rest died with a worker. Less may have been told: a generation that never ended.
+        self.tokens["lost"] += max(0, progress.tokens - sum(told.values()))
         if facts["newest_version"] is not None:
             self.version = max(self.version, facts["newest_version"])
             self.staleness.add(self.version - facts["oldest_version"])

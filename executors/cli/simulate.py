@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  # typer reads annotations when it runs
 from typing import TYPE_CHECKING, Annotated
@@ -20,13 +18,11 @@ from agentflow.sim.setup import SimulationConfig, engine_spec
 from agentflow.sim.workload import load_workload
 from executors.cli.exits import ExitCode, told_in_one_line
 from executors.virtual.drivers import Schedule, driver_of
-from executors.virtual.fault_runs import run_with_faults
+from executors.virtual.fault_seeds import FaultSums, play_seeds
 from executors.virtual.replay import load_recording
 from executors.virtual.simulate import StartOrder, ordered, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from agentflow.sim.trace import EpisodeTrace
     from executors.virtual.simulate import SimulationReport
 
@@ -62,15 +58,20 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
     seed: Annotated[int, typer.Option(help="Everything random derives from it.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the figures here as well.")] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Play seeds of faults instead.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="With --faults: how many, from --seed on.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="With --faults: how many (1), from --seed on.")
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="With --faults: seeds until there are so many turns.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="With --faults: processes.")] = 1,
     debug: Annotated[bool, typer.Option("--debug", help="Show an error's traceback.")] = False,
 ) -> None:
     """Run episodes in virtual time and show how far the schedule is from the lower bound."""
     with told_in_one_line(debug=debug):
         _refuse_idle(ctx, faults=faults, recorded=from_ is not None)
         if faults:
-            with _without_warnings():
-                code = _play_faults(schedule, first=seed, seeds=seeds)
+            code = _play_faults(schedule, first=seed, seeds=seeds, turns=turns, jobs=jobs)
             raise typer.Exit(code)
         if json is not None and not json.parent.is_dir():
             raise ConfigError(f"--json {json}: the folder {json.parent} is not there")
@@ -100,7 +101,7 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
 
 
 _OF_WORKLOADS = frozenset({"workload", "groups", "group_size"})
-_OF_FAULTS = frozenset({"faults", "seeds"})
+_OF_FAULTS = frozenset({"faults", "seeds", "turns", "jobs"})
 _OF_ALL = frozenset({"schedule", "seed", "debug"})
 
 
@@ -200,35 +201,32 @@ def _write(path: Path, report: SimulationReport) -> None:
 # --- faults -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Lost workers are what is played, and no news."""
-    log = logging.getLogger("executors")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
+def _play_faults(
+    schedule: Schedule, *, first: int, seeds: int | None, turns: int | None, jobs: int
+) -> ExitCode:
+    """Play so many seeds, or so many turns; print what happened and what did not hold."""
+    if seeds is not None and turns is not None:
+        raise ConfigError(f"--turns {turns}: --seeds {seeds} says how many; leave one of them out")
+    sums = FaultSums()
+    if seeds is None and turns is None:
+        seeds = 1
+    with closing(play_seeds(schedule, first=first, jobs=jobs)) as runs:
+        while sums.seeds < seeds if seeds is not None else sums.turns < (turns or 0):
+            run = next(runs)
+            sums.add(run)
+            for violation in run.violations:
+                again = f"--faults --schedule {schedule} --seeds 1 --seed {run.seed}"
+                typer.echo(f"seed {run.seed}: {violation}\n  replay: agentflow simulate {again}")
+    _print_sums(sums)
+    return ExitCode.FAILED if sums.violations else ExitCode.DONE
 
 
-def _play_faults(schedule: Schedule, *, first: int, seeds: int) -> ExitCode:
-    """Play seeds; print what happened and what did not hold."""
-    episodes = turns = violations = 0
-    met = Counter[str]()
-    for seed in range(first, first + seeds):
-        run = run_with_faults(seed, schedule=schedule)
-        episodes, turns = episodes + run.episodes, turns + run.turns
-        met.update(run.faults)
-        for violation in run.violations:
-            violations += 1
-            typer.echo(f"seed {seed}: {violation}")
-            again = f"--faults --schedule {schedule} --seeds 1 --seed {seed}"
-            typer.echo(f"  replay: agentflow simulate {again}")
+def _print_sums(sums: FaultSums) -> None:
     typer.echo(
-        f"{seeds} seeds, {episodes} episodes, {turns} turns,"
-        f" {met.total()} faults, {violations} violations"
+        f"{sums.seeds} seeds, {sums.episodes} episodes, {sums.turns} turns,"
+        f" {sums.faults.total()} faults, {sums.violations} violations"
     )
-    for fault, count in sorted(met.items(), key=lambda item: (-item[1], item[0])):
+    causes = [f"{cause} {n}" for cause, n in sums.tokens.items() if n and cause != "received"]
+    typer.echo(f"tokens received {sums.tokens['received']} = {' + '.join(causes)}")
+    for fault, count in sorted(sums.faults.items(), key=lambda item: (-item[1], item[0])):
         typer.echo(f"  {count:>7} {fault}")
-    return ExitCode.FAILED if violations else ExitCode.DONE

@@ -207,6 +207,7 @@ class Books:
         lost = self.ledger.revoke(worker)
         for episode in lost:
             sample = self.samples[episode]
+            self._observer.lost(sample)
             if sample.attempt + 1 >= self._max_attempts:
                 message = f"was begun {self._max_attempts} times and lost its worker each time"
                 self.inflight.discard(episode)

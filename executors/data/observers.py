@@ -20,6 +20,9 @@ class BookObserver:
     def retried(self, sample: RolloutSample) -> None:
         """A sample starts anew."""
 
+    def lost(self, sample: RolloutSample) -> None:
+        """The worker that has a sample was given up; it may go on, and come too late."""
+
     def interrupted(self, sample: RolloutSample) -> None:
         """A sample waits to go on."""
 
@@ -51,6 +54,11 @@ class Observers(BookObserver):
         """Pass it on."""
         for observer in self._observers:
             observer.retried(sample)
+
+    def lost(self, sample: RolloutSample) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.lost(sample)
 
     def interrupted(self, sample: RolloutSample) -> None:
         """Pass it on."""

@@ -38,12 +38,14 @@ class TokenLedger:
     """Of episodes that were not needed, because enough groups were complete."""
     deadline: int = 0
     """Of stragglers whose group did not wait for them."""
+    lost: int = 0
+    """With workers that were given up: received for results that came too late, or never."""
 
     @property
     def unaccounted(self) -> int:
         """What is left over; anything but 0 is a bug."""
         kept = self.delivered + self.failed + self.restarted + self.forked + self.unfinished
-        return self.received - kept - self.stale - self.surplus - self.deadline
+        return self.received - kept - self.stale - self.surplus - self.deadline - self.lost
 
     @classmethod
     def of_books(cls, figures: Mapping[str, int]) -> TokenLedger:

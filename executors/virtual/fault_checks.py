@@ -62,6 +62,16 @@ def check_samples(
     return found
 
 
+def check_tokens(figures: Mapping[str, int], *, cancelled: bool) -> list[str]:
+    """Check that the token ledger closes, each token under one cause."""
+    left = 2 * figures["received"] - sum(figures.values())
+    found = [f"{left} tokens are unaccounted for: {dict(figures)}"] if left else []
+    found += [f"{count} tokens {cause}" for cause, count in figures.items() if count < 0]
+    if not cancelled and (still := figures["live"] + figures["buffered"]):
+        found.append(f"{still} tokens belong to samples that have not ended, or were not taken")
+    return found
+
+
 def _falls(sample: RolloutSample) -> bool:
     return bool((np.diff(sample.weight_versions[sample.response_mask == 1]) < 0).any())
 

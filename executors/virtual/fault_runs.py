@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agentflow.errors import AgentflowError
@@ -24,10 +25,11 @@ from agentflow.sim.faults import (
     FaultyRuntimeBuilder,
 )
 from agentflow.sim.setup import Simulation
+from executors.data.token_books import TokenBooks
 from executors.runs.token_meter import MeteredModel
 from executors.virtual.crew import RUN, SPARED, Crew
 from executors.virtual.drivers import Schedule, action_level, driver_of
-from executors.virtual.fault_checks import check_cleanup, check_samples
+from executors.virtual.fault_checks import check_cleanup, check_samples, check_tokens
 from executors.virtual.fault_plans import plan_of
 from executors.virtual.simulate import source_of
 from executors.weight_sync import WeightSync
@@ -60,6 +62,8 @@ class FaultRun:
     """Whether the whole run was cancelled on the way."""
     violations: Sequence[str]
     """What did not hold; empty when all is well."""
+    tokens: Mapping[str, int]
+    """Generated tokens by what became of them; they add up to `received`."""
     events_digest: str
 
 
@@ -103,6 +107,7 @@ class _Run:
         self.violations: list[str] = []
         self.ended: list[RolloutSample] = []
         self.counts: Counter[str] = Counter()
+        self.tokens: dict[str, int] = {}
         self.digest = ""
 
     async def play(self, make_driver: DriverFactory) -> None:
@@ -114,7 +119,8 @@ class _Run:
         engine, simulation.model = simulation.model, MeteredModel(model)
         simulation.env_builder = FaultyEnvBuilder(simulation.envs, faults)
         simulation.runtime_builder = FaultyRuntimeBuilder(simulation.runtime_builder, faults)
-        source = source_of(simulation, on_ended=self.ended.append)
+        books = TokenBooks(simulation.model.received)
+        source = source_of(simulation, on_ended=partial(self._take, books), observer=books)
         crew = Crew(make_driver, simulation, source)
         weather = Disturbances(
             engines=simulation.engines,
@@ -158,6 +164,13 @@ class _Run:
             cancelled=plan.end_after_s is not None,
             mixed_weights=weather.mixed,
         )
+        source.take_groups()
+        self.tokens = books.figures()
+        self.violations += check_tokens(self.tokens, cancelled=plan.end_after_s is not None)
+
+    def _take(self, books: TokenBooks, sample: RolloutSample) -> None:
+        self.ended.append(sample)
+        books.ended(sample)
 
     def result(self, seed: int) -> FaultRun:
         """Summarise."""
@@ -168,6 +181,7 @@ class _Run:
             faults=dict(self.counts),
             cancelled=self.plan.end_after_s is not None,
             violations=self.violations,
+            tokens=self.tokens,
             events_digest=self.digest,
         )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentflow.sim.setup import SimulationConfig
     from agentflow.sim.trace import EpisodeTrace
     from agentflow.types import RolloutSample
+    from executors.data.observers import BookObserver
     from executors.virtual.drivers import DriverFactory
 
 
@@ -95,11 +96,14 @@ def simulate(
 
 
 def source_of(
-    simulation: Simulation, *, on_ended: Callable[[RolloutSample], None]
+    simulation: Simulation,
+    *,
+    on_ended: Callable[[RolloutSample], None],
+    observer: BookObserver | None = None,
 ) -> DataCoordinator:
     """Return a coordinator over all samples of a simulation."""
     source = DataCoordinator(
-        runner=simulation.runner, on_ended=on_ended, max_attempts=_MAX_ATTEMPTS
+        runner=simulation.runner, on_ended=on_ended, max_attempts=_MAX_ATTEMPTS, observer=observer
     )
     source.add(simulation.samples())
     source.finish()

@@ -231,6 +231,48 @@ async def test_a_second_worker_finishes_what_a_lost_one_had() -> None:
     assert not world.envs.live
 
 
+async def test_tokens_of_generations_that_died_with_their_worker_are_accounted_for() -> None:
+    """It was cut short in mid-generation: what it had received is `restarted`, to the token."""
+    world = World(seed=5)
+    first = asyncio.ensure_future(world.worker.run_here())
+    while not (world.engine.gauges()["running"] and sum(world.meter.received.values()) > 40):
+        await turns(1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await world.flow.close()
+    had, whole = world.books.figures(), sum(s.facts.generated_tokens for s in world.ended)
+    world.worker = world.make_worker("second")
+    await world.run()
+    await world.close()
+    tokens = world.check_books()
+    assert had["received"] > whole
+    assert (tokens["restarted"], tokens["lost"]) == (had["received"] - whole, 0)
+
+
+@pytest.mark.parametrize("action_level", [True, False])
+async def test_tokens_of_a_worker_that_was_given_up_and_lives_on_are_lost_ones(
+    *, action_level: bool
+) -> None:
+    """Nobody hears of what it generates any more, except where it comes first after all."""
+    world = World(seed=5)
+    silent = world.make_worker("silent", action_level=action_level)
+    flow = world.flow
+    first = asyncio.ensure_future(silent.run_here())
+    while sum(world.meter.received.values()) < 40:
+        await turns(1)
+    world.coordinator.release_worker("silent")
+    world.worker = world.make_worker("second")
+    async with asyncio.timeout(60):
+        await asyncio.gather(first, world.worker.run_here(), return_exceptions=True)
+    await flow.close()
+    await world.close()
+    world.check_closed()
+    assert world.coordinator.counts().late > 0
+    assert world.check_books()["lost"] > 0
+    assert_same_tokens(world, await undisturbed(5))
+
+
 async def test_a_stall_is_noticed_named_and_raised() -> None:
     """When nothing moves for too long the run fails with the places of its episodes."""
     world = World(seed=0, tasks=1, n=2, status_s=0.01, stall_s=0.03)

@@ -30,6 +30,7 @@ from agentflow.types import (
     SWERolloutResult,
 )
 from executors.data.coordinator import DataCoordinator
+from executors.data.token_books import TokenBooks
 from executors.hooks import CoordinatorHooks
 from executors.runs.token_meter import MeteredModel
 from executors.scheduling import make_limits
@@ -325,11 +326,13 @@ class World:
         self.runtimes = Runtimes(self.envs)
         self.events = ListEvents()
         self.ended: list[RolloutSample] = []
+        self.books = TokenBooks(self.meter.received)
         self.coordinator = DataCoordinator(
             runner=self.runner,
-            on_ended=self.ended.append,
+            on_ended=self._take,
             events=self.events,
             max_attempts=self.config.max_attempts,
+            observer=self.books,
         )
         lengths = lengths or {}
         for i in range(tasks):
@@ -343,6 +346,10 @@ class World:
         self.coordinator.finish()
         self.policy: Policy = policy or Fcfs()
         self.worker = self.make_worker("w")
+
+    def _take(self, sample: RolloutSample) -> None:
+        self.ended.append(sample)
+        self.books.ended(sample)
 
     def make_worker(self, name: str, *, action_level: bool = True) -> RolloutWorker:
         """Make another worker with a flow of its own over the same parts."""
@@ -404,17 +411,25 @@ class World:
 
     def check_closed(self) -> None:
         """Every sample ended once, every token is in one of them, no environment is left."""
-        self.coordinator.check()
-        self.coordinator.take_groups()
-        counts = self.coordinator.counts()
-        assert counts.issued == counts.delivered + sum(counts.dropped.values())
         received = sum(self.meter.received.values())
         spent = sum(
             s.facts.generated_tokens + s.restarted_tokens + s.facts.forked_tokens
             for s in self.by_episode().values()
         )
-        assert received == spent
+        tokens = self.check_books()
+        assert tokens["received"] == received == spent + tokens["lost"]
         assert not self.envs.live
+
+    def check_books(self) -> dict[str, int]:
+        """Take what has ended; both ledgers close. Returns the tokens by cause."""
+        self.coordinator.check()
+        self.coordinator.take_groups()
+        counts = self.coordinator.counts()
+        assert counts.issued == counts.delivered + sum(counts.dropped.values())
+        tokens = self.books.figures()
+        assert tokens["live"] == tokens["buffered"] == 0
+        assert 2 * tokens["received"] == sum(tokens.values())
+        return tokens
 
 
 def assert_same_tokens(one: World, other: World) -> None:

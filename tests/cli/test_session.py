@@ -73,6 +73,7 @@ async def test_a_run_keeps_everything_it_should(tmp_path: Path) -> None:
         "stale": 0,
         "surplus": 0,
         "deadline": 0,
+        "lost": 0,
         "unaccounted": 0,
     }
     assert figures["samples"] == {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import orjson
+import pytest
 from typer.testing import CliRunner
 
 from executors.cli.app import app
@@ -60,6 +63,21 @@ def test_faults_are_counted_and_no_violation_is_success() -> None:
     assert "0 violations" in output
 
 
+@pytest.mark.slow
+def test_seeds_are_played_until_there_are_so_many_turns_in_any_number_of_processes() -> None:
+    """Every token has a cause, and the output does not tell how many processes it came from."""
+    command = ("simulate", "--faults", "--schedule", "action-drawn", "--turns", "600")
+    code, output = call(*command)
+    assert code == 0
+    first, tokens, *_ = output.splitlines()
+    assert 600 <= int(first.split()[4]) < 700
+    received, columns = tokens.removeprefix("tokens received ").split(" = ")
+    assert int(received) == sum(int(column.split()[1]) for column in columns.split(" + "))
+    words = [sys.executable, "-m", "executors.cli", *command, "--jobs", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == output
+
+
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     """For names, folders and engines that are too small."""
     for args, told in (
@@ -72,6 +90,9 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         (("--faults", "--group-size", "4"), "--group-size: with --faults the seed chooses it"),
         (("--faults", "--from", str(tmp_path)), "--from: with --faults the seed chooses it"),
         (("--seeds", "3"), "--seeds: is for --faults"),
+        (("--turns", "3"), "--turns: is for --faults"),
+        (("--jobs", "3"), "--jobs: is for --faults"),
+        (("--faults", "--turns", "9", "--seeds", "3"), "--turns 9: --seeds 3 says how many"),
         (("--from", str(tmp_path), "--workload", "tiny"), "--workload: with --from the recorded"),
     ):
         code, output = call("simulate", *args)
