@@ -181,7 +181,7 @@ class ActionScheduler:
         if (promised := self._queues[at.PROMISED].first()) is not None:
             return promised
         queues = [self._queues[at.RESUMING]]
-        if self.live < self._limits.live and self._may_enter():
+        if self.live < self._limits.live and self._may_enter(now):
             queues.append(self._queues[at.PENDING])
         if self._limits.age_s < _NEVER:
             since = now - self._limits.age_s
@@ -223,10 +223,14 @@ class ActionScheduler:
             return False
         return (first := resuming.first()) is None or not first.high
 
-    def _may_enter(self) -> bool:
-        """Whether the engine has KV memory for the next pending item."""
-        item = self._queues[at.PENDING].first()
-        return item is None or self.residency is None or self.residency.fits(item.footprint)
+    def _may_enter(self, now: float) -> bool:
+        """Whether the engine has KV memory for the next pending item; smaller ones do not pass."""
+        if self.residency is None:
+            return True
+        queue, age_s = self._queues[at.PENDING], self._limits.age_s
+        aged = queue.oldest() if age_s < _NEVER else None
+        item = aged if aged and aged.queued_at <= now - age_s else queue.first()
+        return item is None or self.residency.fits(item.footprint)
 
     def _house(self, item: WorkItem, residency: Residency[WorkItem]) -> None:
         """Let in who begins to generate and out who needs no context; park who exceeds memory."""
@@ -298,6 +302,8 @@ class ActionScheduler:
             self.residency.check()
             inside = {item for stage, item in items if stage in LIVE and stage is not at.FINALIZING}
             assert inside == set(self.residency)
+        resuming = [i.high for i in self._queues[at.RESUMING]]
+        assert resuming == sorted(resuming, reverse=True)
         entitled = [i for i in self._queues[at.PROMISED] if i.partner is None]
         assert len(self._generating) + len(entitled) <= limits.generations
         assert all(v.aborting is None and not v.high for v in self._victims)

@@ -323,6 +323,21 @@ def test_new_episodes_wait_until_the_engine_has_memory_for_them() -> None:
     assert third in s.residency
 
 
+def test_an_aged_item_that_the_engine_has_no_memory_for_is_not_passed_by_smaller_ones() -> None:
+    """The one with the better rank would fit; it is the older one's turn, so both wait."""
+    s = scheduler(LongestPredictedFirst(), generations=3, age_s=10)
+    s.residency = Residency(400, share=1.0)
+    inside, old, young = arrive(s, 3)
+    for item, tokens, own in ((old, 1.0, 300), (young, 9.0, 0)):
+        s.predict(item, tokens, generation=0)
+        s.holds(item, prompt=100, own=own)
+    s.advance(inside, Event.DISPATCHED, 0.0)
+    s.holds(inside, prompt=100, own=20)
+    assert s.generate(11.0) == []
+    s.advance(inside, Event.FAILED, 11.0)
+    assert names(s.generate(11.0)) == ["1"]
+
+
 def test_the_newest_is_parked_when_contexts_have_outgrown_memory_and_comes_back_first() -> None:
     """The oldest goes on; the parked one goes before those that never began."""
     s = scheduler(generations=2)

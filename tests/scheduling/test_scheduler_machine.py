@@ -170,7 +170,10 @@ class Machine(RuleBasedStateMachine):
     def pump(self, first: WorkItem | None = None) -> None:
         """Begin what may; `first` must get the first generation, since a slot was freed for it."""
         free = self.limits.generations - self.generating()
+        turn = {item: self.turn(item) for item in self.waiting()}
         begun = self.scheduler.generate(self.now)
+        left = [turn[item] for item in turn if item.stage is Stage.RESUMING]
+        assert all(turn[item] <= min(left, default=5) for item in begun), "served out of turn"
         assert first is None or begun[0] is first
         for item in begun:
             self.promised.pop(item, None)
@@ -183,6 +186,16 @@ class Machine(RuleBasedStateMachine):
         self.running += begun + self.scheduler.interact(self.now)
         again = self.scheduler.generate(self.now), self.scheduler.interact(self.now)
         assert again == ([], []), "more could have begun"
+
+    def turn(self, item: WorkItem) -> int:
+        """Whose slot was freed goes first, then who has aged, then high, low and pending ones."""
+        if item.stage is Stage.PROMISED:
+            return 0
+        if item.queued_at <= self.now - self.limits.age_s:
+            return 1
+        if item.stage is Stage.RESUMING:
+            return 2 if item.high else 3
+        return 4
 
     def generating(self) -> int:
         """Generations under way, as the worker counts them."""

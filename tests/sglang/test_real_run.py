@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from witness import Witness, check_run
+from token_witness import check_run
+from witness import Witness
 
 from agentflow.engine.sglang_cpu import Layout
 from agentflow.types import SyncMode

@@ -7,31 +7,24 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import numpy as np
+import token_witness
 from aiohttp import web
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 _JSON = {"Content-Type": "application/json"}
 _LENGTHS = {"Content-Length", "Transfer-Encoding"}
 
 
 @dataclass
-class Generation:
+class Generation(token_witness.Generation):
     """One request, and what the server answered."""
 
-    rid: str
-    input_ids: list[int]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    """Of every token; as the last event says."""
     finish: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
@@ -120,41 +113,3 @@ class Witness:
                     seen.take(json.loads(line[6:]))
                 await response.write(line)
         return response
-
-
-def check_run(run_dir: Path, generations: list[Generation]) -> int:
-    """Assert that every sample holds what the server reported, token by token.
-
-    Each sample's requests, in the order of their rids, are played over its tokens: a request must
-    have been sent exactly the tokens so far, and the tokens behind them must be the server's, with
-    its log-probs and versions; everything else must be rendered (mask 0). Returns how many tokens
-    were generated.
-    """
-    total = 0
-    rids = [generation.rid for generation in generations]
-    assert len(set(rids)) == len(rids)
-    for line in (run_dir / "samples.jsonl").read_text().splitlines():
-        sample = json.loads(line)
-        assert not sample["forks"]
-        mine = [g for g in generations if g.rid.split("-")[1] == sample["key"]]
-        with np.load(run_dir / sample["tokens"]) as arrays:
-            total += _check_sample(dict(arrays), mine)
-    return total
-
-
-def _check_sample(arrays: dict[str, Any], generations: list[Generation]) -> int:
-    ids = [*arrays["prompts"].tolist(), *arrays["responses"].tolist()]
-    start = len(arrays["prompts"])
-    mask = np.zeros(len(ids), np.int8)
-    logprobs = np.zeros(len(ids), np.float32)
-    versions = np.full(len(ids), -1, np.int32)
-    for seen in sorted(generations, key=lambda g: g.rid):
-        at, end = len(seen.input_ids), len(seen.input_ids) + len(seen.ids)
-        assert seen.input_ids == ids[:at]
-        assert seen.ids == ids[at:end]
-        assert not mask[at:end].any()
-        mask[at:end], logprobs[at:end], versions[at:end] = 1, seen.logprobs, seen.versions
-    np.testing.assert_array_equal(arrays["response_mask"], mask[start:])
-    np.testing.assert_array_equal(arrays["rollout_log_prob"], logprobs[start:])
-    np.testing.assert_array_equal(arrays["weight_versions"], versions[start:])
-    return int(mask.sum())
