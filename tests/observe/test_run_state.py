@@ -145,7 +145,7 @@ def test_an_environment_that_does_not_start_is_none() -> None:
 
 
 def test_what_a_lost_worker_still_does_changes_nothing_any_more() -> None:
-    """An ended episode stays so; tokens that came too late are received all the same."""
+    """An ended episode stays so; tokens that came too late are received, and lost."""
     state = fold(
         STARTED,
         *life("a", 0),
@@ -154,7 +154,19 @@ def test_what_a_lost_worker_still_does_changes_nothing_any_more() -> None:
         line(14, "generation_ended", "a", status="terminated", tokens=7),
     )
     assert (state.open, state.envs[EnvState.STARTING]) == (0, 0)
-    assert state.tokens["received"] == 5 + 7
+    assert (state.tokens["received"], state.tokens["lost"]) == (5 + 7, 7)
+
+
+def test_tokens_that_an_ended_sample_does_not_tell_of_were_lost_with_a_worker() -> None:
+    """Its first worker was given up; the result is the second one's."""
+    state = fold(
+        STARTED,
+        *life("a", 0)[:6],
+        line(6, "given_back", "a"),
+        *life("a", 6)[1:],
+    )
+    assert state.tokens["received"] == state.tokens["delivered"] + state.tokens["lost"] == 10
+    assert state.tokens["lost"] == 5
 
 
 def test_tokens_of_a_dropped_episode_count_by_why_it_was_dropped() -> None:
