@@ -149,6 +149,39 @@ async def test_a_failed_start_reaches_its_sample_with_its_cause() -> None:
     assert sum(s.remove_sample for s in world.ended) == 1
 
 
+async def test_a_dead_environment_ends_its_episode() -> None:
+    """No turn is generated for it any more; the cause is the infrastructure's; others go on."""
+    world = World(seed=0, tasks=2, n=2)
+    dead = next(iter(world.coordinator._books.samples))
+    world.envs.dying = {f"{dead.key}-{number}" for number in range(1, 99)}
+    await world.run()
+    await world.close()
+    world.check_closed()
+    sample = world.by_episode()[dead]
+    assert sample.ending is not None
+    assert (sample.ending.cause, sample.facts.turns) == (Cause.ENV_DIED, 1)
+    assert sample.remove_sample
+    assert sample.facts.generated_tokens > 0
+    assert sum(s.remove_sample for s in world.ended) == 1
+
+
+async def test_an_over_long_prompt_ends_at_once_and_holds_nobody_up() -> None:
+    """It fails the same way each time: it is not tried again, and its group completes."""
+    world = World(seed=0, tasks=3, n=2, context_length=2000)
+    for sample in world.coordinator._books.samples.values():
+        if sample.episode.uid == "t1":
+            sample.task = {**sample.task, "problem_statement": "x" * 2000}
+    await world.run()
+    await world.close()
+    world.check_closed()
+    for sample in world.ended:
+        assert sample.ending is not None
+        too_long = sample.episode.uid == "t1"
+        assert (sample.ending.cause is Cause.CONTEXT_FULL) == too_long
+        assert (sample.attempt, sample.remove_sample) == (0, too_long)  # it has nothing to train on
+    assert len(world.ended) == 6
+
+
 async def test_interrupted_samples_go_before_new_ones() -> None:
     """What a sync interrupted is what the executor takes first afterwards."""
     world = World(seed=2, tasks=8, n=1, max_concurrency=2, gen_concurrency=2, async_factor=1.0)

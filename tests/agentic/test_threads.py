@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from world import World, assert_same_tokens
@@ -130,4 +131,24 @@ async def test_cancelling_a_worker_from_another_thread_leaves_nothing(
     world.coordinator.check()
     assert world.coordinator.counts().leased == 0
     assert not world.envs.live
+    runner.close()
+
+
+async def test_agents_and_runtimes_are_built_beside_the_loops(runner: AsyncioRunner) -> None:
+    """Preparing a sample may take long: neither the flow worker nor the executor stands still."""
+    world = threaded(World(seed=0, tasks=2), runner)
+    worker = world.make_worker("w1")
+    build, built_on = world.runtimes.build, set[str]()
+
+    def noted(sample: Any) -> Any:
+        built_on.add(threading.current_thread().name)
+        return build(sample)
+
+    world.runtimes.build = noted  # type: ignore[method-assign]
+    async with asyncio.timeout(20):
+        await worker.run()
+    await runner.on_flow_worker(world.flow.close())
+    world.check_closed()
+    assert built_on
+    assert not {"MainThread", "agentflow-w1", "agentflow-flow-worker"} & built_on
     runner.close()

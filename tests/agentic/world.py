@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentflow.config import RolloutConfig
 from agentflow.engine.rids import RidFactory
-from agentflow.engine.scripted import Continuation, ScriptedEngine, ScriptedSettings
+from agentflow.engine.scripted import (
+    DEFAULT_CONTEXT,
+    Continuation,
+    ScriptedEngine,
+    ScriptedSettings,
+)
 from agentflow.engine.turns import EngineAccess
 from agentflow.errors import EnvDied, EnvStartFailed
 from agentflow.observe.events import ListEvents
@@ -303,6 +308,7 @@ class World:
         n: int = 3,
         policy: Policy | None = None,
         lengths: Mapping[str, int] | None = None,
+        context_length: int = DEFAULT_CONTEXT,
         **config: Any,
     ) -> None:
         self.runner = OneLoop(seed)
@@ -316,7 +322,7 @@ class World:
         self.engine = ScriptedEngine(
             ByContext(),
             tokenizer=chars,  # type: ignore[arg-type]  # all it needs of one
-            settings=ScriptedSettings(chunk_tokens=2),
+            settings=ScriptedSettings(chunk_tokens=2, context_length=context_length),
         )
         self.meter = MeteredModel(self.engine)
         self.access = EngineAccess(

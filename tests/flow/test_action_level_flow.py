@@ -38,7 +38,7 @@ from agentflow.types import (
 from priority.policies import Fcfs, FcfsPreempt, Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from agentflow.protocols import TokenSink
@@ -271,6 +271,112 @@ async def test_a_sync_in_abort_mode_saves_every_generation(stage: Stage) -> None
     assert [s.attempt for s in samples] == [1, 1]
     assert stage.envs.started == 4
     assert not stage.envs.live
+    await flow.close()
+
+
+class SilentEngine(SteppedEngine):
+    """Gives no token before it is let go."""
+
+    async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
+        """Give everything at the end."""
+        return await super().generate(request, _Late(sink))
+
+
+class _Late:
+    def __init__(self, sink: TokenSink) -> None:
+        self.sink = sink
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Leave out all but the last token."""
+        if END in ids:
+            self.sink.append(ids, logprobs, version)
+
+
+async def test_an_abort_before_the_first_token_queues_again(stage: Stage) -> None:
+    """For a sync as for a preemption: nothing was received, nothing is lost, the rid is new."""
+    engine = stage.engine = SilentEngine()
+    stage.agents.turns = 1
+    flow = stage.flow()
+    sample = new_sample()
+    async with asyncio.timeout(5):
+        first = asyncio.ensure_future(run(flow, sample))
+        await engine.until(1)
+        await flow.pause_generations(SyncMode.ABORT)
+        with pytest.raises(RolloutGenerationAborted):
+            await first
+        assert sample.partial_agent_data.record.generated == 0
+        await flow.resume_generations()
+        again = asyncio.ensure_future(run(flow, sample))
+        (rid,) = await engine.until(1)
+        engine.waiting[rid].set_result(True)
+        await again
+    assert (sample.rewards, sample.facts.generated_tokens, sample.facts.turns) == (1.0, 1, 1)
+    assert stage.envs.started == 2  # one to work in, one to judge in
+    assert len(set(engine.rids)) == 2
+    await flow.close()
+
+
+class Unhurried(SteppedEngine):
+    """Hears an abort, and ends the generation only when it is told to."""
+
+    async def abort(self, rid: str) -> None:
+        """Take note."""
+        self.aborted.append(rid)
+        self.arrived.set()
+
+
+async def preempting(stage: Stage) -> tuple[Unhurried, ActionLevelSWEAgentFlow, list[Any]]:
+    """Let a generation of `low` be on its way out for `high`; the engine has not ended it yet."""
+    engine = stage.engine = Unhurried()
+    stage.policy = FcfsPreempt(window=1)
+    stage.limits["generations"] = 1
+    flow = stage.flow()
+    samples = [new_sample("high"), new_sample("low")]
+    runs = [asyncio.ensure_future(run(flow, sample)) for sample in samples]
+    (rid,) = await engine.until(1)
+    for _ in range(20):  # until `low` waits for the slot
+        await asyncio.sleep(0)
+    engine.waiting[rid].set_result(True)
+    while not engine.aborted:
+        engine.arrived.clear()
+        await engine.arrived.wait()
+    assert engine.aborted == [engine.rids[1]]
+    return engine, flow, [*zip(samples, runs, strict=True)]
+
+
+async def test_a_sync_over_a_preemption_under_way_saves_the_episode(stage: Stage) -> None:
+    """One abort for two reasons: it counts as the sync's, with a new attempt."""
+    async with asyncio.timeout(5):
+        engine, flow, ((_, high), (low_sample, low)) = await preempting(stage)
+        pause = asyncio.ensure_future(flow.pause_generations(SyncMode.ABORT))
+        await asyncio.sleep(0)
+        engine.waiting[engine.rids[1]].set_result(False)
+        await pause
+        with pytest.raises(RolloutGenerationAborted):
+            await low
+        assert (low_sample.attempt, engine.aborted) == (1, [engine.rids[1]])
+        assert "preempted" not in stage.events.kinds()
+        assert not high.done()
+        await flow.resume_generations()
+        (rid,) = await engine.until(1)  # the slot is the one's that it was freed for
+        engine.waiting[rid].set_result(True)
+        await high
+    await flow.close()
+
+
+async def test_a_preemption_that_comes_too_late_hits_no_later_turn(stage: Stage) -> None:
+    """The generation ended by itself before its abort: that counts, and the next turn goes on."""
+    async with asyncio.timeout(5):
+        engine, flow, ((_, high), (low_sample, low)) = await preempting(stage)
+        engine.waiting[engine.rids[1]].set_result(True)
+        while not (high.done() and low.done()):
+            for future in list(engine.waiting.values()):
+                if not future.done():
+                    future.set_result(True)
+            await asyncio.sleep(0)
+    assert engine.aborted == [engine.rids[1]]
+    assert "preempted" not in stage.events.kinds()
+    assert (low_sample.rewards, low_sample.facts.turns, low_sample.attempt) == (1.0, 2, 0)
     await flow.close()
 
 
