@@ -60,6 +60,10 @@ class Fcfs:
     """Whoever waits has aged, so that even a new episode keeps its turn: all advance alike, and
     few are left at the end that have not begun."""
 
+    def __post_init__(self) -> None:
+        if not self.age_s >= 0:
+            raise ValueError(f"age_s: {self.age_s} must be at least 0")
+
     def classify(self, standing: Standing) -> Priority:  # noqa: ARG002  # that is the policy
         """All alike."""
         return _ALIKE
@@ -82,6 +86,10 @@ class FcfsPreempt:
     """How many of the earliest arrivals are high."""
     preempts: bool = True
 
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ValueError(f"window: {self.window} must be at least 0")
+
     def classify(self, standing: Standing) -> Priority:
         """High for the earliest arrivals, ranked by arrival."""
         return Priority(high=standing.order < self.window, rank=standing.order)
@@ -94,6 +102,10 @@ class LongestPredictedFirst:
     high_above: float = float("inf")
     """Predicted tokens from which on an item is high."""
     preempts: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.high_above >= 0:
+            raise ValueError(f"high_above: {self.high_above} must be at least 0 tokens")
 
     def classify(self, standing: Standing) -> Priority:
         """Rank by predicted length, longest first; the unknown goes before the known."""

@@ -118,6 +118,15 @@ def test_a_providers_own_keys_are_checked_with_its_config_class(tmp_path: Path, 
             "rollout: {policy: {name: fcfs_preempt, window: many}}\n",
             "policy 'fcfs_preempt': window: 'many' must be a number",
         ),
+        (
+            "rollout: {policy: {name: fcfs_preempt, window: -1}}\n",
+            "window: -1 must be at least 0",
+        ),
+        ("rollout: {policy: {age_s: -3, name: fcfs}}\n", "age_s: -3 must be at least 0"),
+        (
+            "rollout: {policy: {name: longest_predicted_first, high_above: .nan}}\n",
+            "high_above: nan must be at least 0 tokens",
+        ),
         ("flow: {name: swee}\n", "flow.name: flow 'swee' is not known; did you mean 'swe'?"),
         (
             "flow: {agent: {name: minisweagnt}}\n",
