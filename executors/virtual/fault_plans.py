@@ -13,13 +13,20 @@ from agentflow.sim.environment import EnvLimits
 from agentflow.sim.setup import SimulationConfig
 from agentflow.sim.workload import load_workload
 from executors.virtual.drivers import ActionLevel
-from priority.policies import FcfsPreempt
+from priority.policies import (
+    Fcfs,
+    FcfsPreempt,
+    GroupCompletion,
+    LongestPredictedFirst,
+    Priority,
+)
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
     from agentflow.sim.trace import EpisodeTrace
+    from priority.policies import Policy, Standing
 
 _ENDED_SHARE = 0.1
 """Share of the seeds whose whole run is cancelled on the way."""
@@ -83,7 +90,7 @@ def _actions_of(rng: random.Random) -> ActionLevel:
     """Draw limits, policy and preemption."""
     live = rng.randint(1, 12)
     limits = Limits(
-        generations=rng.randint(1, live),
+        generations=min(live, rng.choice([1, 1, 2, 8])),
         live=live,
         admitted=live + rng.randint(0, 4),
         starts=rng.randint(1, 4),
@@ -91,12 +98,40 @@ def _actions_of(rng: random.Random) -> ActionLevel:
         rewards=rng.randint(1, 3),
         preemptions=rng.randint(0, 3),
         age_s=rng.choice([math.inf, 1.0, 30.0]),
+        together=rng.choice([1, 1, 2]),
     )
-    preempts = rng.random() < 0.7  # noqa: PLR2004  # most of the time
     return ActionLevel(
         limits=limits,
-        policy=FcfsPreempt(window=rng.randint(0, 8), preempts=preempts),
+        policy=_policy_of(rng),
+        kv_share=rng.choice([None, 0.15, 0.6]),
+        foresees=rng.random() < 0.7,  # noqa: PLR2004  # most of the time
         submitted=limits.admitted + rng.randint(1, 6),
         partial_rollout=rng.random() < 0.8,  # noqa: PLR2004  # most of the time
         max_attempts=rng.choice([3, 64]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Classes and ranks by chance whenever an item queues, so that many are preempted."""
+
+    rng: random.Random
+    """Drawn from for every answer."""
+    preempts: bool = True
+
+    def classify(self, standing: Standing) -> Priority:  # noqa: ARG002  # that is the policy
+        """Draw."""
+        return Priority(high=self.rng.random() < 1 / 3, rank=self.rng.random())
+
+
+def _policy_of(rng: random.Random) -> Policy:
+    """Draw a policy, most often one that may preempt."""
+    preempts = rng.random() < 0.7  # noqa: PLR2004  # most of the time
+    policies: list[Policy] = [
+        FcfsPreempt(window=rng.randint(0, 8), preempts=preempts),
+        LongestPredictedFirst(high_above=rng.choice([20, 60]), preempts=preempts),
+        *3 * [Drawn(rng)],
+        Fcfs(),
+        GroupCompletion(),
+    ]
+    return rng.choice(policies)

@@ -95,11 +95,13 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Lost workers are what is played, and no news."""
-    log = logging.getLogger("executors")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Lost workers and dead engines are what is played, and no news."""
+    logs = [logging.getLogger(name) for name in ("agentflow", "executors")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
