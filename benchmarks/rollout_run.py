@@ -128,7 +128,7 @@ class _Run:
 
     def _outcome(self) -> Outcome:
         simulation, meter, scenario = self._sim, self._meter, self._scenario
-        makespan, bound = self._ended[-1][0], simulation.bound()
+        makespan, bound = self._ended[-1][0], simulation.bound
         slots = scenario.slots * scenario.replicas
         times = [at for at, _ in self._ended]
         columns = {

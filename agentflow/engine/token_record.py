@@ -134,10 +134,9 @@ class TokenRecord:
     @property
     def weight_versions(self) -> NDArray[np.int32]:
         """Shape (r,): version that generated each token, NO_VERSION for rendered ones."""
-        versions = np.empty(self._len, np.int32)
-        for span, end in zip(self._spans, self._span_ends(), strict=True):
-            versions[span.start : end] = span.version
-        return versions[self.prompt_len :]
+        starts = [span.start for span in self._spans]
+        versions = np.array([span.version for span in self._spans], np.int32)
+        return versions.repeat(np.diff([*starts, self._len]))[self.prompt_len :]
 
     def slice(
         self, start: int, end: int

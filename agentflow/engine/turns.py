@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from agentflow.engine.seam import StopStrings
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from agentflow.engine.token_record import TokenRecord
     from agentflow.protocols import Model
     from agentflow.types import EpisodeId, Message, ModelInfo
+
+_ROLE_AND_CONTENT = itemgetter("role", "content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +163,7 @@ class TurnModel:
             self._abort_asked = True
 
     async def _generate(self, messages: Sequence[Message], access: EngineAccess) -> Turn:
-        if self._turn_start is None or [_content(m) for m in messages] != self._rendered:
+        if self._turn_start is None or not self._knows(messages):
             self._render(messages, access.renderer)
             self._turn_start = len(self._record)
             self.turns += 1
@@ -175,7 +178,7 @@ class TurnModel:
     def _render(self, messages: Sequence[Message], renderer: ChatRenderer) -> None:
         known = len(self._rendered)
         turn_lost = self._turn_start is not None
-        if turn_lost or [_content(m) for m in messages[:known]] != self._rendered:
+        if turn_lost or not self._knows(messages[:known]):
             self._fork()
             known = 0
         if known:
@@ -184,6 +187,12 @@ class TurnModel:
             ids = renderer.opening(messages)
         self._record.extend_rendered(ids)
         self._rendered += [_content(m) for m in messages[known:]]
+
+    def _knows(self, messages: Sequence[Message]) -> bool:
+        """Whether exactly `messages` are rendered: as they are, which is the rule, or as text."""
+        if list(map(_ROLE_AND_CONTENT, messages)) == self._rendered:
+            return True
+        return [_content(m) for m in messages] == self._rendered
 
     def _fork(self) -> None:
         self.forks += 1

@@ -199,12 +199,13 @@ class Batcher:
 
     def decoded(self, steps: int, version: int) -> None:
         """Take note that every running request got `steps` more tokens."""
-        self.memory.grow_all(self.running, steps)
+        self.memory.take(steps * len(self.running))
         for seq in self.running:
             if seq.spans[-1][1] != version:
                 seq.spans.append((seq.out, version))
             seq.out += steps
             seq.context += steps
+            seq.own += steps
             seq.left -= steps
         self._use.generated_tokens += steps * len(self.running)
         self._ratio.after_steps(steps)

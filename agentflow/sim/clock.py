@@ -24,6 +24,7 @@ from agentflow.aio import SHIELDED
 from agentflow.errors import AgentflowError
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Coroutine
 
 P = ParamSpec("P")
@@ -45,6 +46,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     _scheduled: list[asyncio.TimerHandle]
     """BaseEventLoop's heap of timers."""
+    _ready: deque[asyncio.Handle]
+    """BaseEventLoop's queue of what runs next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +101,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task = getattr(callback, "__self__", None)
             if isinstance(task, NumberedTask) and not task.done() and task.suspended:
                 self.on_resume(task)
-        return super().call_soon(callback, *args, context=context)
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_soon_threadsafe(  # type: ignore[override]  # typeshed's variadic generics
         self, callback: Callable[..., Any], *args: Any, context: Any = None
@@ -129,10 +136,12 @@ class _Timer(asyncio.TimerHandle):
 
     __slots__ = ("serial",)
     serial: int
+    _when: float
 
     def __lt__(self, other: object) -> bool:
         assert isinstance(other, _Timer)
-        return (self.when(), self.serial) < (other.when(), other.serial)
+        mine, theirs = self._when, other._when
+        return mine < theirs or (mine == theirs and self.serial < other.serial)
 
 
 class NumberedTask(asyncio.Task[T]):

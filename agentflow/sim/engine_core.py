@@ -10,6 +10,7 @@ pass before it ends and leaves its KV in the cache.
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from agentflow.sim.admission import PrefillBatch
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from agentflow.sim.sequence import Sequence
 
 Activity: TypeAlias = PrefillBatch | DecodeRun | Update
+
+_ABORTED, _LEFT, _CONTEXT = (attrgetter(name) for name in ("aborted", "left", "context"))
+"""Of every running request, for every run of steps: without a Python frame for each."""
 
 
 class EngineCore:
@@ -223,13 +227,11 @@ class EngineCore:
 
     def _decode_run(self, now: float) -> DecodeRun:
         running = self.batcher.running
-        steps = min(seq.left for seq in running)
-        if any(seq.aborted for seq in running):
-            steps = 1
+        steps = 1 if any(map(_ABORTED, running)) else min(map(_LEFT, running))
         return DecodeRun(
             start=now,
             batch=len(running),
-            context=sum(seq.context for seq in running),
+            context=sum(map(_CONTEXT, running)),
             steps=max(1, min(steps, self.batcher.memory.available // len(running))),
             timings=self.spec.timings,
         )

@@ -97,7 +97,9 @@ class SimulatedEnv:
         self._builder = builder
         self._name = name
         self._files: dict[str, bytes] = {}
-        self._gone = asyncio.Event()
+        self._gone = False
+        self._waiting: set[asyncio.Future[bool]] = set()
+        """What runs in it: True when its time has passed, False when it dies before."""
 
     @property
     def name(self) -> str:
@@ -106,7 +108,9 @@ class SimulatedEnv:
 
     def kill(self) -> None:
         """Die: what runs and what comes fails with EnvDied, until `stop` removes it."""
-        self._gone.set()
+        self._gone = True
+        for passed in self._waiting:
+            _end_wait(passed, False)
 
     async def execute(
         self,
@@ -136,13 +140,18 @@ class SimulatedEnv:
 
     async def _pass(self, seconds: float) -> None:
         """Let time pass. Raises EnvDied when the environment dies meanwhile."""
-        if not self._gone.is_set():
-            try:
-                async with asyncio.timeout(None if seconds == float("inf") else seconds):
-                    await self._gone.wait()
-            except TimeoutError:
-                return
-        raise EnvDied(f"environment {self._name} is gone")
+        if self._gone:
+            raise EnvDied(f"environment {self._name} is gone")
+        loop = asyncio.get_running_loop()
+        passed: asyncio.Future[bool] = loop.create_future()
+        self._waiting.add(passed)
+        timer = loop.call_later(seconds, _end_wait, passed, True)
+        try:
+            if not await passed:
+                raise EnvDied(f"environment {self._name} is gone")
+        finally:
+            timer.cancel()
+            self._waiting.discard(passed)
 
     async def write_files(self, files: Mapping[str, bytes], *, root: str | None = None) -> None:
         """Keep `files` in memory."""
@@ -165,7 +174,7 @@ class SimulatedEnv:
 
     async def stop(self) -> None:
         """Remove it. Idempotent."""
-        self._gone.set()
+        self.kill()
         self._builder.remove(self)
 
     async def __aenter__(self) -> Self:
@@ -182,6 +191,11 @@ class SimulatedEnv:
 
 def _limit(most: int | None) -> asyncio.Semaphore:
     return asyncio.Semaphore(most if most is not None else 1 << 30)
+
+
+def _end_wait(passed: asyncio.Future[bool], whole: bool) -> None:  # noqa: FBT001  # a timer's
+    if not passed.done():
+        passed.set_result(whole)
 
 
 def _joined(root: str | None, path: str) -> str:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from agentflow.sim.radix import RadixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from agentflow.sim.sequence import Sequence as Request
 
 _UNLIMITED = 1 << 60
@@ -56,16 +54,13 @@ class KvMemory:
 
     def grow(self, seq: Request, tokens: int) -> None:
         """Give the sequence KV for `tokens` more. Raises RuntimeError if that cannot be."""
-        self.make_free(tokens)
+        self.take(tokens)
         seq.own += tokens
-        self.own += tokens
 
-    def grow_all(self, seqs: Sequence[Request], tokens: int) -> None:
-        """Give each of `seqs` KV for `tokens` more. Raises RuntimeError if that cannot be."""
-        self.make_free(tokens * len(seqs))
-        self.own += tokens * len(seqs)
-        for seq in seqs:
-            seq.own += tokens
+    def take(self, tokens: int) -> None:
+        """Count KV that the caller adds to its sequences. Raises RuntimeError if there is none."""
+        self.make_free(tokens)
+        self.own += tokens
 
     def make_free(self, tokens: int) -> None:
         """Evict until `tokens` are free. Raises RuntimeError if that cannot be."""

@@ -141,14 +141,13 @@ class RadixCache:
             child = node.children.get(wanted[at : at + page])
             if child is None:
                 break
-            if not wanted.startswith(child.run, at):
-                child = self._split(
-                    child, self._common(child.run, wanted[at : at + len(child.run)])
-                )
+            run = child.run
+            if not wanted.startswith(run, at):
+                child = self._split(child, self._common(run, wanted[at : at + len(run)]))
                 child.used = next(serial)
                 return (at + len(child.run)) // _ID_BYTES, child
             child.used = next(serial)
-            at += len(child.run)
+            at += len(run)
             node = child
         self._offer(node)
         return at // _ID_BYTES, node

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from agentflow.engine.rids import RidFactory
@@ -139,8 +140,9 @@ class Simulation:
 
     # --- judging a schedule -------------------------------------------------------------------
 
+    @cached_property
     def bound(self) -> LowerBound:
-        """Return the lower bound of this workload on these resources."""
+        """The lower bound of this workload on these resources."""
         spec = self.config.engine
         resources = Resources(
             timings=spec.timings,
@@ -159,7 +161,7 @@ class Simulation:
         return waterfall(
             makespan_s=makespan_s,
             use=engine.use,
-            bound=self.bound(),
+            bound=self.bound,
             timings=engine.spec.timings,
         )
 

@@ -130,7 +130,7 @@ async def _run(
         samples=[sample for _, sample in ended],
         makespan_s=makespan_s,
         mean_completion_s=sum(at for at, _ in ended) / len(ended),
-        bound=simulation.bound(),
+        bound=simulation.bound,
         waterfall=simulation.waterfall(makespan_s),
         uses=[engine.use for engine in simulation.engines],
         events_digest=simulation.events.digest,
