@@ -145,7 +145,7 @@ class RolloutConfig(Section):
     """Of one episode."""
     age_s: float | None = Field(default=None, gt=0)
     """An episode that has waited so long for a generation goes first; None: the policy decides
-    (fcfs serves all in the order in which they come to wait, the others let none go first)."""
+    (fcfs serves all in the order in which they come to wait, the others after two minutes)."""
     prefill_together: float = Field(default=1 / 16, ge=0.0, le=0.5)
     """Share of gen_concurrency that waits to be free before it is filled, while more episodes wait:
     every prefill stops all decoding, so that one for several costs less. 0: fill each at once."""

@@ -33,12 +33,17 @@ class Priority(NamedTuple):
 
 _ALIKE = Priority()
 
+AGE_S = 120.0
+"""Seconds. Episodes that go on stand before those that have not begun, whatever their ranks:
+without an age the last begin when the others have ended, which costs more than an order brings. It
+is some turns long, so that ranks decide among those that go on."""
+
 
 class Policy(Protocol):
     """Decides classes and ranks.
 
     It may have an `age_s`: seconds of waiting for a generation after which an item goes first,
-    unless the configuration says otherwise.
+    unless the configuration says otherwise; else that is `AGE_S`.
     """
 
     @property
@@ -70,8 +75,8 @@ class Fcfs:
 
 
 def age_of(policy: Policy) -> float:
-    """Return the policy's `age_s`; infinity where it has none."""
-    age_s: float = getattr(policy, "age_s", float("inf"))
+    """Return the policy's `age_s`, or `AGE_S` where it has none."""
+    age_s: float = getattr(policy, "age_s", AGE_S)
     return age_s
 
 
