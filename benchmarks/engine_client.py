@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from agentflow.engine.token_record import TokenRecord
 from benchmarks.engine_rivals import CLIENTS, Ours
 from benchmarks.engine_server import VOCAB
-from benchmarks.report import show, write_report
+from benchmarks.report import output_file, show, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +48,7 @@ MAX_LAG_RATIO = 20.0
 def main() -> None:
     """Run everything, print a table, write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_client")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output_file)
     parser.add_argument("--rounds", type=int, default=5, help="medians are over so many")
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(RUNS))
     parser.add_argument("--no-lag", action="store_true")

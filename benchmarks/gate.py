@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.table import Table
 
+from agentflow.errors import ConfigError
 from benchmarks.report import read_figures
-from benchmarks.rollout_scenarios import SCENARIOS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,18 +55,8 @@ class Gate:
         return sorted(figures) if self.exact else [*self.lower, *self.higher]
 
 
-_ENVS: Final = ("container_capped", "slow_env")
-"""Scenarios whose environments are few or slow: a part of their own, as long as all the others."""
-
-
-def _only(names: Sequence[str], *, but: bool = False) -> list[str]:
-    chosen = [name for name in SCENARIOS if (name in names) is not but]
-    return [word for name in chosen for word in ("--scenario", name)]
-
-
 GATES: Final = {
-    "rollout": Gate(arguments=("benchmarks.rollout", *_only(_ENVS, but=True)), exact=True),
-    "rollout_envs": Gate(arguments=("benchmarks.rollout", *_only(_ENVS)), exact=True),
+    "rollout": Gate(arguments=("benchmarks.rollout", "--other-seeds", "2"), exact=True),
     "rollout_quick": Gate(
         arguments=(
             *("benchmarks.rollout", "--seeds", "1"),
@@ -86,7 +77,7 @@ GATES: Final = {
         higher=("cpu_ratio_httpx_100", "cpu_ratio_aiohttp_json_100"),
     ),
     "task_admission": Gate(
-        arguments=("benchmarks.task_admission",), lower=("ratio_to_bare", "growth")
+        arguments=("benchmarks.task_admission", "--rounds", "3"), lower=("ratio_to_bare", "growth")
     ),
     "container_actions": Gate(
         arguments=("benchmarks.container_actions", "--rounds", "2"),
@@ -111,6 +102,8 @@ class Result:
     """What came of one benchmark."""
 
     seconds: float
+    cpu_s: float = 0.0
+    """Of all processors, its child processes included."""
     failure: str | None = None
     moved: list[Moved] = field(default_factory=list)
 
@@ -161,13 +154,19 @@ def _run(name: str, options: argparse.Namespace) -> Result:
     gate, path = GATES[name], options.out / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    began = time.monotonic()
+    began, before = time.monotonic(), _children_s()
     done = subprocess.run([sys.executable, "-m", *gate.arguments, "--json", str(path)], check=False)
-    result = Result(seconds=time.monotonic() - began)
+    result = Result(seconds=time.monotonic() - began, cpu_s=_children_s() - before)
     if done.returncode:
         result.failure = f"exit code {done.returncode}"
     _judge(result, name, path, options)
     return result
+
+
+def _children_s() -> float:
+    """Processor seconds of all processes that were started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _judge(result: Result, name: str, path: Path, options: argparse.Namespace) -> None:
@@ -176,18 +175,23 @@ def _judge(result: Result, name: str, path: Path, options: argparse.Namespace) -
     if not path.exists():
         result.failure = result.failure or f"there is no {path}"
         return
-    figures = read_figures(path)
+    try:
+        figures = read_figures(path)
+        before = read_figures(baseline) if baseline.exists() and not options.refresh else None
+    except ConfigError as error:
+        result.failure = str(error)
+        return
     if missing := [figure for figure in gate.names(figures) if figure not in figures]:
         result.failure = f"{path} lacks {', '.join(missing)}"
     elif options.refresh:
         kept = {figure: figures[figure] for figure in gate.names(figures)}
         baseline.write_text(json.dumps({"figures": kept}, indent=1) + "\n")
-    elif not baseline.exists():
+    elif before is None:
         result.failure = result.failure or (
             f"there is no baseline: python -m benchmarks.gate {name} --refresh --from {path}"
         )
     else:
-        result.moved = compare(gate, read_figures(baseline), figures)
+        result.moved = compare(gate, before, figures)
 
 
 def compare(gate: Gate, before: Mapping[str, float], now: Mapping[str, float]) -> list[Moved]:
@@ -219,7 +223,8 @@ def show(results: Mapping[str, Result]) -> None:
         console.print(table)
     for name, result in results.items():
         state = result.failure or ("moved" if result.bad else "holds")
-        console.print(f"{name:20} {state} ({result.seconds:.0f} s)", soft_wrap=True, markup=False)
+        took = f"({result.seconds:.0f} s, {result.cpu_s:.0f} s of processors)"
+        console.print(f"{name:20} {state} {took}", soft_wrap=True, markup=False)
         if result.bad and result.failure is None:
             console.print(f"  accept it with: python -m benchmarks.gate {name} --refresh")
 

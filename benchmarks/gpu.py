@@ -21,7 +21,6 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +29,11 @@ from rich.table import Table
 
 from benchmarks.live_play import POLICIES, play
 from benchmarks.peer_work import make_workload
-from benchmarks.report import write_report
+from benchmarks.report import output_file, write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from benchmarks.peer_work import Workload
 
@@ -44,9 +44,9 @@ _SHORT: Final = 100
 """Tokens of a prompt: the toy model has fewer ids than a usual prompt is long."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print, write; exit code 2 when something is missing."""
-    options = _parser().parse_args()
+    options = _parser().parse_args(arguments)
     if options.cpu:
         from agentflow.engine.sglang_cpu import CpuServer, Layout, installed  # noqa: PLC0415
 
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=64, help="its --max-running-requests")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--cpu", action="store_true", help="toy size, on the real CPU server")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=output_file, help="write the figures here")
     return parser
 
 

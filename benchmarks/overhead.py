@@ -35,7 +35,7 @@ from benchmarks.overhead_parts import (
     access,
 )
 from benchmarks.overhead_skeleton import Skeleton
-from benchmarks.report import show, write_report
+from benchmarks.report import output_file, show, write_report
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.data.coordinator import DataCoordinator
 from executors.data.journal import Journal
@@ -72,7 +72,7 @@ class InlineRunner(AsyncioRunner):
 def main() -> None:
     """Run everything, print a table, write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output_file)
     parser.add_argument("--rounds", type=int, default=5, help="medians are over so many")
     parser.add_argument("--profile", action="store_true", help="then print where time goes")
     options = parser.parse_args()

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peer_work import make_workload
-from benchmarks.report import write_report
+from benchmarks.report import output_file, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +41,11 @@ STEP_S: Final = 0.02
 ABORT_AFTER_S: Final = 4.0
 PAUSED_S: Final = 0.5
 VERL: Final = (
-    ("--no-deps", "verl==0.9.0", "tensordict==0.10.0", "pyvers", "hydra-core", "codetiming"),
-    ("--no-deps", "dill", "cloudpickle", "importlib_metadata", "zipp", "transformers==5.10.0"),
-    ("ray>=2.41", "cachetools", "omegaconf", "numpy>=2", "packaging", "pydantic"),
-    ("torch==2.9.1", "--index-url", "https://download.pytorch.org/whl/cpu"),
+    ("torch==2.13.0+cpu", "--extra-index-url", "https://download.pytorch.org/whl/cpu"),
+    ("ray>=2.41,<3", "transformers>=5.5.3,!=5.6.0,<5.11", "hydra-core>=1.3,<2", "numpy>=2"),
+    ("fastapi", "uvicorn", "aiohttp", "cachetools", "orjson", "codetiming", "dill"),
+    ("importlib_metadata", "cloudpickle", "pyvers>=0.1,<0.2"),
+    ("--no-deps", "verl==0.9.0", "tensordict==0.10.0"),
 )
 """What importing verl's client takes; the rest of its dependencies are for training."""
 
@@ -81,7 +82,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=output_file, help="write the figures here")
     parser.add_argument("--episodes", type=int, default=96)
     parser.add_argument("--turns", type=int, default=8, help="of an episode, in the mean")
     parser.add_argument("--containers", type=int, default=48)
@@ -95,7 +96,10 @@ def install_verl(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     for packages in VERL:
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", *packages]
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"pip could not install {' '.join(packages)}: see above")
+    subprocess.run([str(python), "-c", "import benchmarks.peer_verl"], check=True)
     print(f"now: python -m benchmarks.peers --verl-python {python}")
 
 

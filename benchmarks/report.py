@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
+from agentflow.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 def write_report(
@@ -21,8 +25,19 @@ def write_report(
     if path is None:
         return
     document = {"commit": commit(), "seed": seed, "config": config, "figures": figures}
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def output_file(text: str) -> Path:
+    """Take a command line's path of a file to write, before anything is measured."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {error.strerror}") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} cannot be written; it must be a file's path")
+    return path
 
 
 def show(figures: Mapping[str, float]) -> None:
@@ -34,9 +49,14 @@ def show(figures: Mapping[str, float]) -> None:
 
 
 def read_figures(path: Path) -> dict[str, float]:
-    """Read the figures of a benchmark's file."""
-    figures: dict[str, float] = json.loads(path.read_text())["figures"]
-    return figures
+    """Read the figures of a benchmark's file. Raises ConfigError when it is none."""
+    try:
+        figures = json.loads(path.read_text())["figures"]
+        return {str(name): float(value) for name, value in figures.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path}: {error!r}; it must be {{"figures": {{"name": number, ...}}}}'
+        ) from error
 
 
 def commit() -> str:

@@ -3,7 +3,7 @@
 The production executors in virtual time, by scenario and policy (see `rollout_scenarios`,
 `rollout_policies`). Every figure is the mean over the scenario's seeds, and exact: a second run
 gives the same digits. Flat names: `rho.SCENARIO.POLICY`, `makespan.SCENARIO.POLICY`,
-`utilisation.SCENARIO.POLICY` and so on, one for each column.
+`utilisation.SCENARIO.POLICY` and so on, one for each column. Fails where a goal is missed.
 
     rho        makespan over the lower bound, which no schedule beats: the distance to the limit
     gain       makespan of trajectory_containers over this one: the distance to the peer
@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -27,8 +29,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import write_report
-from benchmarks.rollout_policies import CONTAINERS, POLICIES
+from benchmarks.report import output_file, write_report
+from benchmarks.rollout_goals import goals, goals_table
+from benchmarks.rollout_policies import CONTAINERS, JUDGED, POLICIES
 from benchmarks.rollout_run import play
 from benchmarks.rollout_scenarios import ENGINE, SCENARIOS
 from benchmarks.slot_trace import write_trace
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
 _DIGITS = 6
 """Decimals of a figure."""
-_HEADS = {
+COLUMNS = {
     "makespan": "makespan s",
     "rho": "rho",
     "gain": "gain",
@@ -54,6 +57,7 @@ _HEADS = {
     "recomputed_tokens": "recomputed",
     "longest_wait": "wait s",
 }
+"""Names of the figures, and the heads of the table."""
 _SHARES = frozenset({"utilisation", "useful", "env_utilisation"})
 _FALL = {
     "work_s": "work",
@@ -74,41 +78,64 @@ class Job(NamedTuple):
     trace: Path | None
 
 
-def main() -> None:
-    """Play everything asked for, print the tables, write the files."""
-    options = _parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play everything asked for, print the tables, write the files; 1 when a goal is missed."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.plot is not None and find_spec("matplotlib") is None:
+        parser.error("argument --plot: needs matplotlib (`pip install '.[bench]'`)")
     scenarios, policies = options.scenario or list(SCENARIOS), options.policy or list(POLICIES)
     jobs = [
         Job(scenario, policy, seed, options.trace if seed == 0 else None)
         for scenario, policy in product(scenarios, policies)
-        for seed in range(options.seeds or SCENARIOS[scenario].seeds)
+        for seed in range(_seeds(scenario, policy, options))
     ]
     outcomes = play_all(jobs, workers=options.workers)
     figures = figures_of(outcomes)
     console = Console(width=180)
     for scenario in scenarios:
-        console.print(_table(scenario, policies, figures))
+        seeds = {policy: _seeds(scenario, policy, options) for policy in policies}
+        console.print(_table(scenario, seeds, figures))
         console.print(_falls(scenario, policies, outcomes))
     if options.plot is not None:
         from benchmarks.rollout_plot import plot  # noqa: PLC0415  # matplotlib is optional
 
         firsts = {job: outcome for job, outcome in outcomes.items() if job.seed == 0}
         plot(options.plot, {(j.scenario, j.policy): o for j, o in firsts.items()})
-    seeds = {scenario: options.seeds or SCENARIOS[scenario].seeds for scenario in scenarios}
+    found = goals(figures)
+    if found:
+        console.print(goals_table(found))
+    seeds = {f"{s}.{p}": _seeds(s, p, options) for s, p in product(scenarios, policies)}
     config = {"engine": ENGINE, "seeds": seeds, "policies": policies}
     write_report(options.json, figures, config=config)
+    return int(not all(goal.reached for goal in found))
+
+
+def _seeds(scenario: str, policy: str, options: argparse.Namespace) -> int:
+    """Over how many seeds the figures are means."""
+    seeds: int = options.seeds or SCENARIOS[scenario].seeds
+    return seeds if policy in JUDGED else min(seeds, options.other_seeds or seeds)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=output_file, help="write the figures here")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="else all")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="else all")
-    parser.add_argument("--seeds", type=int, help="figures are means over so many; else 5 or 1")
-    parser.add_argument("--plot", type=Path, help="write slot use over time as PNG")
+    parser.add_argument("--seeds", type=_count, help="figures are means over so many; else 5 or 1")
+    parser.add_argument(
+        "--other-seeds", type=_count, help=f"at most so many but for {', '.join(JUDGED)}"
+    )
+    parser.add_argument("--plot", type=output_file, help="write slot use over time as PNG")
     parser.add_argument("--trace", type=Path, help="write a trace of every first run here")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--workers", type=_count, default=os.cpu_count(), help="processes")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 on")
+    return int(text)
 
 
 def play_all(jobs: Sequence[Job], *, workers: int | None) -> dict[Job, Outcome]:
@@ -127,31 +154,36 @@ def _play(job: Job) -> Outcome:
 
 
 def figures_of(outcomes: Mapping[Job, Outcome]) -> dict[str, float]:
-    """Return the mean of every column over the seeds, by flat names."""
+    """Return the mean of every column over the seeds, by flat names; a gain over equal seeds."""
     runs: dict[str, list[float]] = {}
     for job, outcome in outcomes.items():
         for column, value in outcome.columns.items():
             runs.setdefault(f"{column}.{job.scenario}.{job.policy}", []).append(value)
-    figures = {name: round(fmean(values), _DIGITS) for name, values in runs.items()}
-    for name, makespan in list(figures.items()):
+    figures = {name: _mean(values) for name, values in runs.items()}
+    for name, makespans in runs.items():
         column, scenario, policy = name.split(".")
-        peer = figures.get(f"makespan.{scenario}.{CONTAINERS}")
-        if column == "makespan" and peer is not None:
-            figures[f"gain.{scenario}.{policy}"] = round(peer / makespan, _DIGITS)
+        peer = runs.get(f"makespan.{scenario}.{CONTAINERS}", [])[: len(makespans)]
+        if column == "makespan" and peer:
+            gain = _mean(peer) / _mean(makespans)
+            figures[f"gain.{scenario}.{policy}"] = round(gain, _DIGITS)
     return figures
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(fmean(values), _DIGITS)
 
 
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _table(scenario: str, policies: Sequence[str], figures: Mapping[str, float]) -> Table:
+def _table(scenario: str, seeds: Mapping[str, int], figures: Mapping[str, float]) -> Table:
     table = Table(title=f"{scenario}: {SCENARIOS[scenario].about}", title_justify="left")
     table.add_column("policy")
-    for head in _HEADS.values():
+    for head in ("seeds", *COLUMNS.values()):
         table.add_column(head, justify="right")
-    for policy in policies:
-        cells = (_cell(column, figures.get(f"{column}.{scenario}.{policy}")) for column in _HEADS)
-        table.add_row(policy, *cells)
+    for policy, number in seeds.items():
+        cells = (_cell(column, figures.get(f"{column}.{scenario}.{policy}")) for column in COLUMNS)
+        table.add_row(policy, str(number), *cells)
     return table
 
 
@@ -177,9 +209,9 @@ def _falls(scenario: str, policies: Sequence[str], outcomes: Mapping[Job, Outcom
         if falls:
             whole = sum(sum(fall.values()) for fall in falls)
             parts = (sum(fall[part] for fall in falls) / whole for part in _FALL)
-            table.add_row(policy, *(f"{share + 0.0:.1%}" for share in parts))
+            table.add_row(policy, *(f"{round(share, 3) + 0.0:.1%}" for share in parts))
     return table
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -38,12 +38,12 @@ def plot(path: Path, outcomes: Mapping[tuple[str, str], Outcome]) -> None:
             panel.plot(times, [use / slots for use in outcome.curve], label=policy, linewidth=1)
         panel.set_title(scenario, fontsize=10)
         panel.set(ylim=(0, 1.05), xlim=(0, None))
+        panel.set_xlabel("virtual seconds", fontsize=8)
     for panel in panels.flat[len(scenarios) :]:
         panel.set_axis_off()
     handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
     figure.supylabel("generation slots in use", fontsize=9)
-    figure.supxlabel("virtual seconds", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -26,6 +26,9 @@ CONTAINERS: Final = "trajectory_containers"
 """NaiveExecutor with as many trajectories as containers; the engine's queue holds the rest."""
 POLICIES: Final = (SLOTS, CONTAINERS, *BUILTIN_POLICY)
 
+JUDGED: Final = (SLOTS, CONTAINERS, "fcfs")
+"""Those that a goal speaks of."""
+
 _UNFORESEEING: Final = ("fcfs", "fcfs_preempt", "group_completion")
 """They look at no prediction."""
 _PREEMPTING: Final = ("fcfs_preempt",)

@@ -74,9 +74,9 @@ class Scenario:
 
 
 SCENARIOS = {
-    "throughput_bound": Scenario(about="four times as many containers as slots", seeds=5),
+    "throughput_bound": Scenario(about="256 episodes, 256 containers", seeds=5),
     "container_capped": Scenario(
-        about="half as many containers as episodes", containers=128, seeds=5
+        about="128 containers, half as many as episodes", containers=128, seeds=5
     ),
     "slow_env": Scenario(about="commands of 20 s in the mean", workload="slow-env", seeds=5),
     "kv_pressed": Scenario(

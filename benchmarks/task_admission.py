@@ -1,9 +1,9 @@
 """What admission and batching cost a task: `python -m benchmarks.task_admission --json FILE`.
 
 100,000 tasks with instant handlers go through batching, the pool, evaluators and tokens. Gated are
-two ratios of runs in one process, medians of five: the CPU of batching and admitting a task to that
-of a bare loop that appends tasks to lists, and the CPU of one of 100,000 tasks, evaluator and
-handler included, to that of one of 1,000.
+two ratios of runs of one round in one process, medians of rounds: the CPU of batching and
+admitting a task to that of a bare loop that appends tasks to lists, and the CPU of one of 100,000
+tasks, evaluator and handler included, to that of one of 1,000.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import asyncio
 import gc
 import statistics
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
-from benchmarks.report import write_report
+from benchmarks.report import output_file, write_report
 from executors.task_scheduler import (
     AgentResult,
     EvaluatorSpec,
@@ -33,7 +32,7 @@ from executors.task_scheduler import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from executors.task_scheduler import RunContext
 
@@ -127,41 +126,49 @@ def bare(tasks: list[Task]) -> None:
         done.extend(task.samples)
 
 
-def cpu_per_task_s(work: Callable[[list[Task]], None], count: int) -> float:
-    """Median CPU seconds of one of `count` tasks; small counts are repeated to be measurable."""
-    repeats = max(1, FEW * 10 // count)
-    taken = []
-    for _ in range(ROUNDS):
-        portions = [make_tasks(count) for _ in range(repeats)]
-        gc.collect()
-        began = time.process_time()
-        for tasks in portions:
-            work(tasks)
-        taken.append((time.process_time() - began) / (count * repeats))
-    return statistics.median(taken)
+WORKS: Final[dict[str, tuple[Callable[[list[Task]], None], int]]] = {
+    "task_cpu_us": (schedule, MANY),
+    "task_cpu_us_of_1000": (schedule, FEW),
+    "admission_cpu_us": (admit, MANY),
+    "batching_cpu_us": (batch, MANY),
+    "bare_cpu_us": (bare, MANY),
+}
+"""What is measured in every round, and with how many tasks."""
 
 
-def figures() -> dict[str, float]:
-    """Measure."""
-    few, many = cpu_per_task_s(schedule, FEW), cpu_per_task_s(schedule, MANY)
-    loop, admission = cpu_per_task_s(bare, MANY), cpu_per_task_s(admit, MANY)
-    return {
-        "task_cpu_us": many * 1e6,
-        "task_cpu_us_of_1000": few * 1e6,
-        "admission_cpu_us": admission * 1e6,
-        "batching_cpu_us": cpu_per_task_s(batch, MANY) * 1e6,
-        "bare_cpu_us": loop * 1e6,
-        "ratio_to_bare": admission / loop,
-        "growth": many / few,
+def cpu_per_task_us(work: Callable[[list[Task]], None], count: int) -> float:
+    """CPU microseconds of one of `count` tasks; small counts are repeated to be measurable."""
+    portions = [make_tasks(count) for _ in range(max(1, FEW * 10 // count))]
+    gc.collect()
+    began = time.process_time()
+    for tasks in portions:
+        work(tasks)
+    return (time.process_time() - began) / (count * len(portions)) * 1e6
+
+
+def figures(rounds: int) -> dict[str, float]:
+    """Measure everything once a round; a ratio is of one round's runs."""
+    seen: dict[str, list[float]] = {name: [] for name in WORKS}
+    for _ in range(rounds):
+        for name, (work, count) in WORKS.items():
+            seen[name].append(cpu_per_task_us(work, count))
+    return {name: statistics.median(taken) for name, taken in seen.items()} | {
+        "ratio_to_bare": _median_ratio(seen["admission_cpu_us"], seen["bare_cpu_us"]),
+        "growth": _median_ratio(seen["task_cpu_us"], seen["task_cpu_us_of_1000"]),
     }
+
+
+def _median_ratio(ones: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(ones, others, strict=True))
 
 
 def main() -> None:
     """Print the table, write the file, and fail where a gate does."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=output_file)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="medians are over so many")
     chosen = parser.parse_args()
-    measured = figures()
+    measured = figures(chosen.rounds)
     for name, value in measured.items():
         print(f"{name:24} {value:10.3f}")
     config = {"few": FEW, "many": MANY, "nodes": NODES, "batch_size": BATCH_SIZE}

@@ -50,10 +50,9 @@ def test_a_driver_plays_all_of_it_and_loses_nothing_without_an_abort(driver: str
     assert columns["cpu_ms_turn"] > 0
 
 
-def test_without_a_gpu_it_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And starts nothing."""
-    monkeypatch.setattr(sys, "argv", ["gpu", "--url", "http://127.0.0.1:9"])
-    assert gpu_main() == 2
-    assert "an answer from http://127.0.0.1:9/v1/loads" in capsys.readouterr().out
+def test_without_a_gpu_it_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, and starts nothing."""
+    assert gpu_main(["--url", "http://127.0.0.1:9"]) == 2
+    told = capsys.readouterr().out
+    assert "an answer from http://127.0.0.1:9/v1/loads" in told
+    assert len(told.splitlines()) == 1

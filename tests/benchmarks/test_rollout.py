@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.rollout import Job, figures_of
+from agentflow.config import RolloutConfig
+from agentflow.policies import BUILTIN_POLICY
+from agentflow.swe.scheduling_hooks import NoHooks
+from benchmarks.rollout import Job, figures_of, main
+from benchmarks.rollout_goals import goals
 from benchmarks.rollout_meter import Held, SlotMeter, use_over_time
 from benchmarks.rollout_policies import CONTAINERS, POLICIES, SLOTS
 from benchmarks.rollout_run import play
 from benchmarks.rollout_scenarios import SCENARIOS, Scenario
 from benchmarks.slot_trace import write_trace
+from executors.scheduling import scheduling_of
+from priority.policies import AGE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +95,83 @@ def test_figures_are_means_over_seeds_and_the_peer_is_trajectories() -> None:
     assert figures[f"gain.plain.{SLOTS}"] == pytest.approx(
         figures[f"makespan.plain.{CONTAINERS}"] / figures[f"makespan.plain.{SLOTS}"], abs=1e-6
     )
+
+
+def test_a_gain_compares_equal_seeds() -> None:
+    """Where the peer was played with more."""
+    outcomes = {
+        Job("plain", policy, seed, None): play(SMALL["plain"], policy, seed)[0]
+        for policy, seeds in ((CONTAINERS, 2), ("fcfs", 1))
+        for seed in range(seeds)
+    }
+    spans = {job: outcome.columns["makespan"] for job, outcome in outcomes.items()}
+    gain = spans[Job("plain", CONTAINERS, 0, None)] / spans[Job("plain", "fcfs", 0, None)]
+    assert figures_of(outcomes)["gain.plain.fcfs"] == pytest.approx(gain, abs=1e-6)
+
+
+def test_goals_are_told_with_what_was_found() -> None:
+    """Those that the figures can tell of; a limit itself is reached."""
+    figures = {
+        "rho.throughput_bound.fcfs": 1.10,
+        "makespan.slow_env.fcfs": 61.0,
+        "makespan.slow_env.trajectory_slots": 100.0,
+        "gain.slow_env.fcfs": 0.98,
+        "gain.kv_pressed.fcfs": 1.2,
+        "gain.kv_pressed.longest_predicted_first": 0.5,
+    }
+    found = goals(figures)
+    assert [goal.found for goal in found] == [1.10, 0.61, 0.98, 1.2]
+    assert [goal.reached for goal in found] == [True, False, False, True]
+    assert "slow_env" in found[2].text
+    assert goals({"rho.stream.fcfs": 1.0}) == []
+
+
+@pytest.mark.slow
+def test_figures_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    """To the last byte, and a plot and a trace are left."""
+    asked = ["--scenario", "replicas", "--policy", CONTAINERS, "--policy", "fcfs"]
+    written = []
+    for workers in ("1", "2"):
+        path = tmp_path / f"{workers}.json"
+        extra = ["--json", str(path), "--workers", workers, "--trace", str(tmp_path / workers)]
+        assert main([*asked, *extra]) == 0
+        traces = sorted((tmp_path / workers).iterdir())
+        assert [trace.name for trace in traces] == [
+            "replicas.fcfs.json.gz",
+            f"replicas.{CONTAINERS}.json.gz",
+        ]
+        written.append([path.read_bytes(), *(trace.read_bytes() for trace in traces)])
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--scenario", "nowhere"], "invalid choice: 'nowhere' (choose from 'throughput_bound'"),
+        (["--policy", "none"], "invalid choice: 'none' (choose from 'trajectory_slots'"),
+        (["--seeds", "0"], "'0' must be a number from 1 on"),
+        (["--workers", "two"], "'two' must be a number from 1 on"),
+        (["--json", "/proc/nowhere/f.json"], "/proc/nowhere/f.json cannot be written"),
+        (["--json", "/"], "/ cannot be written; it must be a file's path"),
+    ],
+)
+def test_bad_input_is_one_error(
+    asked: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is played; it names the option, the value and what would be right."""
+    with pytest.raises(SystemExit) as ended:
+        main(asked)
+    assert ended.value.code == 2
+    assert f"error: argument {asked[0]}: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", BUILTIN_POLICY)
+def test_no_policy_lets_new_episodes_wait_for_the_last(policy: str) -> None:
+    """Episodes that go on stand before those that have not begun, but not for ever."""
+    rollout = RolloutConfig(
+        policy={"name": policy, **({"window": 1} if policy == "fcfs_preempt" else {})}
+    )
+    assert scheduling_of(rollout, NoHooks()).limits.age_s <= AGE_S
 
 
 def test_slots_are_lanes_and_use_is_counted_over_time(tmp_path: Path) -> None:
