@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +81,27 @@ async def pair(
         )
         async with SglangEngine(config) as engine:
             yield server, engine
+
+
+@asynccontextmanager
+async def fleet(
+    count: int, *, deadlines: Deadlines | None = None, **options: Any
+) -> AsyncIterator[tuple[list[FakeSglang], SglangEngine]]:
+    """Start fake servers and one engine on all of them, connected."""
+    options.setdefault("model", MODEL)
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(FakeSglang(FakeOptions(**options)))
+            for _ in range(count)
+        ]
+        config = SglangConfig(
+            urls=tuple(server.url for server in servers),
+            vocab_size=VOCAB,
+            deadlines=deadlines or Deadlines(),
+        )
+        engine = await stack.enter_async_context(SglangEngine(config))
+        await engine.info()
+        yield servers, engine
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -129,8 +129,8 @@ async def test_a_full_queue_is_tried_again() -> None:
 
 
 async def test_a_queue_that_stays_full_is_an_error() -> None:
-    """After the policy's last attempt the caller is told."""
-    async with pair() as (server, engine):
+    """At the deadline of the first token, where a place in the queue would be given up as well."""
+    async with pair(deadlines=QUICK) as (server, engine):
         server.faults.overloaded = 1000
         with pytest.raises(EngineOverloaded, match="queue is full"):
             await engine.generate(request(), Sink())

@@ -21,6 +21,7 @@ INFO = ModelInfo(name="rude", vocab_size=VOCAB, context_length=4096)
 LIMITS = Deadlines(first_token_s=0.3, between_tokens_s=0.3, abort_s=0.3, admin_s=0.3)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 FIRST = block(event([5], 1))
+ODD_ABORT = block(event([], 0, reason={"type": "abort", "message": "gone", "status_code": "busy"}))
 LAST = block(event([6], 2, reason={"type": "length", "length": 2}))
 
 
@@ -31,7 +32,11 @@ def chunk(data: bytes) -> bytes:
 
 @asynccontextmanager
 async def rude(
-    parts: Sequence[bytes], *, then: str = "hang", pings: bool = False
+    parts: Sequence[bytes],
+    *,
+    then: str = "hang",
+    pings: bool = False,
+    limits: Deadlines = LIMITS,
 ) -> AsyncIterator[SglangEngine]:
     """Answer every request with `parts`, then hang or close; gives an engine that is connected."""
     gone, idle = asyncio.Event(), asyncio.Event()
@@ -56,7 +61,7 @@ async def rude(
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with (
         server,
-        SglangEngine(SglangConfig(urls=(url,), vocab_size=VOCAB, deadlines=LIMITS)) as engine,
+        SglangEngine(SglangConfig(urls=(url,), vocab_size=VOCAB, deadlines=limits)) as engine,
     ):
         engine._info = INFO
         yield engine
@@ -105,14 +110,32 @@ async def test_a_cut_in_mid_chunk_keeps_what_came(then: str) -> None:
         (b"HTTP/1.1 204 No\r\n\r\n", EngineRejected, "204"),
         (b"SSH-2.0-OpenSSH\r\n", EngineDied, "no HTTP/1.1 answer"),
         (CHUNKED + chunk(b"data: \x1f\x8b\n\n"), EngineDied, "are not SGLang's"),
+        (CHUNKED + chunk(ODD_ABORT), EngineDied, "aborted with status 'busy': gone"),
+        (b"HTTP/1.1 404 No\r\n\r\n" + b"<p>" * 100_000, EngineRejected, "404: <p><p>"),
     ],
-    ids=["422", "502", "307", "204", "ssh", "binary"],
+    ids=["422", "502", "307", "204", "ssh", "binary", "status", "long"],
 )
 async def test_other_answers_are_errors_that_say_so(
     answer: bytes, error: type[Exception], message: str
 ) -> None:
     """Whatever speaks at the other end, its words are in the error."""
     async with rude([answer], then="close") as engine:
+        await fails(engine, error, message)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (b"HTTP/1.1 500 Bad\r\n\r\n" + b"x" * (1 << 17), EngineDied, "HTTP 500: xxx"),
+        (CHUNKED + chunk(b"x" * (1 << 24)) * 5, EngineDied, "an event without an end"),
+    ],
+    ids=["error", "event"],
+)
+async def test_what_never_ends_is_not_kept(
+    answer: bytes, error: type[Exception], message: str
+) -> None:
+    """A text or an event without an end costs no memory without bound, nor a whole deadline."""
+    async with rude([answer], limits=Deadlines()) as engine:
         await fails(engine, error, message)
 
 

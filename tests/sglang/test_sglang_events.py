@@ -225,6 +225,32 @@ def test_versions_split_where_the_last_event_says() -> None:
     assert sink.versions == [3, 3, 3, 4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [("3", 0, 3), ("4", 2, 6)],
+        [("3", 0, 2), ("4", 3, 6)],
+        [("3", 1, 6)],
+        [("3", 0, 5), ("4", 5, 3), ("4", 3, 6)],
+        [("3", 0, 3), ("4", 3, 5), ("four", 5, 6)],
+    ],
+    ids=["overlap", "gap", "late", "backwards", "name"],
+)
+def test_ranges_that_make_no_sense_double_and_lose_no_token(
+    ranges: list[tuple[str, int, int]],
+) -> None:
+    """Where the last event's ranges overlap, gape or have no number, it is an error."""
+    tokens, sink = stream("3")
+    tokens.take(block(event([1, 2, 3, 4, 5], 5, version="4")))
+    told = [{"version": v, "start": start, "end": end} for v, start, end in ranges]
+    last = event([6], 6, version="4", reason={"type": "length"}, weight_versions=told)
+    with pytest.raises((EngineDied, EngineRejected), match="ersion"):
+        tokens.take(block(last))
+    tokens.flush()
+    assert sink.ids == [1, 2, 3, 4, 5, 6]
+    assert sink.versions == [4] * 6
+
+
 def test_a_stale_belief_about_the_version_costs_nothing_but_a_wait() -> None:
     """A generation under a version that nobody told us of has exact versions in the end."""
     tokens, sink = stream("default")

@@ -172,7 +172,7 @@ class AdminCalls:
 
     def _note(self, request: web.Request) -> None:
         self._server.calls.append(request.path)
-        if self._server.faults.takes_call(request.path):
+        if self._server.faults.takes_call("failing_calls", request.path):
             raise web.HTTPInternalServerError(text="Internal Server Error")
 
     async def _body(self, request: web.Request) -> dict[str, Any]:

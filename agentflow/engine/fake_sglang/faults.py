@@ -29,6 +29,10 @@ class Faults:
     """Answer so many aborts and do nothing."""
     failing_calls: dict[str, int] = field(default_factory=dict)
     """How many more calls of a path (`/pause_generation`) are answered with HTTP 500."""
+    lost_answers: dict[str, int] = field(default_factory=dict)
+    """How many more calls of a path are carried out, and the connection broken then."""
+    hanging_calls: dict[str, int] = field(default_factory=dict)
+    """How many more calls of a path are never answered, nor carried out."""
     refused_updates: int = 0
     """Answer so many weight updates with `success: false`."""
 
@@ -39,10 +43,11 @@ class Faults:
             setattr(self, name, left - 1)
         return bool(left > 0)
 
-    def takes_call(self, path: str) -> bool:
-        """Whether this call of `path` is to fail; counts it."""
-        left = self.failing_calls.get(path, 0)
-        self.failing_calls[path] = max(left - 1, 0)
+    def takes_call(self, name: str, path: str) -> bool:
+        """Whether the fault `name` is to be committed at this call of `path`; counts it."""
+        calls: dict[str, int] = getattr(self, name)
+        left = calls.get(path, 0)
+        calls[path] = max(left - 1, 0)
         return left > 0
 
     def takes_at(self, name: str, tokens: int) -> bool:

@@ -71,6 +71,7 @@ class FakeSglang:
         self.calls: list[str] = []
         """Paths of all other calls, in order."""
         self.dead = False
+        self._death = asyncio.Event()
         self._admin = AdminCalls(self)
         self._waiters: set[asyncio.Event] = set()
         self._transports: set[asyncio.BaseTransport] = set()
@@ -105,6 +106,7 @@ class FakeSglang:
     async def die(self) -> None:
         """Break every connection and stop listening, as a killed process does. Idempotent."""
         self.dead = True
+        self._death.set()
         if self._tick is not None:
             self._tick.cancel()
         for transport in self._transports:
@@ -149,7 +151,12 @@ class FakeSglang:
         key = self.options.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
-        return await handler(request)
+        if self.faults.takes_call("hanging_calls", request.path):
+            await self._death.wait()
+        answer = await handler(request)
+        if self.faults.takes_call("lost_answers", request.path) and request.transport is not None:
+            request.transport.abort()
+        return answer
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())

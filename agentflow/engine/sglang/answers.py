@@ -85,4 +85,6 @@ def _aborted(reason: Mapping[str, Any]) -> EngineError | GenerationAborted:
     message, status = str(reason.get("message")), reason.get("status_code")
     if status is None:
         return GenerationAborted(message)
-    return error_for_status(int(status), message)
+    if isinstance(status, int):
+        return error_for_status(status, message)
+    return EngineDied(f"aborted with status {status!r}: {message}")

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _OK = 200
 
+_MAX_EVENT = 1 << 26
+"""Bytes without an event's end; a cumulative one of a hundred thousand tokens has a tenth."""
+_MAX_ERROR = 1 << 16
+"""Bytes of an error's text; what follows is not worth waiting for."""
+
 
 class Call:
     """One attempt to have one request answered; a `Receiver` of its connection."""
@@ -97,9 +102,13 @@ class Call:
             return
         if self._status != _OK:
             self._error_body += data
+            if len(self._error_body) > _MAX_ERROR:
+                self._refused()
             return
         block = self._events.feed(data)
         if not block:
+            if self._events.pending > _MAX_EVENT:
+                self.fail(EngineDied(f"an event without an end {self._where()}"))
             return
         seen = self.tokens.seen
         try:
@@ -116,7 +125,7 @@ class Call:
         """Take the end of the body."""
         self._complete = True
         if self._status != _OK:
-            self.fail(error_for_status(self._status, error_message(bytes(self._error_body))))
+            self._refused()
             return
         self.fail(EngineDied(f"the stream ended {self._where()} without a finish reason"))
 
@@ -132,6 +141,9 @@ class Call:
         self.fail(EngineDied(f"the connection broke {self._where()}{detail}"))
 
     # --- ends ---------------------------------------------------------------------------------
+
+    def _refused(self) -> None:
+        self.fail(error_for_status(self._status, error_message(bytes(self._error_body))))
 
     def _look_for_end(self) -> None:
         if self.tokens.error is not None:

@@ -35,14 +35,18 @@ async def describe(
             vocab_size=vocab_size or _vocab_size(model["model_path"]),
             context_length=_context(serving, models),
             weight_version=parse_version(model["weight_version"]),
-            kv_tokens=serving.get("max_total_num_tokens"),
+            kv_tokens=_whole(serving.get("max_total_num_tokens")),
             priorities=_higher_first(serving),
         )
         return info, str(model["weight_version"])
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise EngineUnreachable(
             f"{server.url} does not answer as SGLang 0.5.23 does: {type(error).__name__} {error}"
         ) from error
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _higher_first(serving: dict[str, Any]) -> bool:

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 from agentflow.engine.sglang.body import check
 from agentflow.engine.sglang.clock import PausableClock
+from agentflow.engine.sglang.dispatch import Dispatch
 from agentflow.engine.sglang.fleet import Fleet
 from agentflow.engine.sglang.flight import Flight
 from agentflow.engine.sglang.gate import Gate
 from agentflow.engine.sglang.routing import Routing
 from agentflow.engine.sglang.weights import PauseMode, WeightSync
-from agentflow.errors import (
-    EngineDied,
-    EngineRejected,
-    EngineUnreachable,
-)
+from agentflow.errors import EngineRejected, EngineUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -43,7 +40,11 @@ class SglangEngine:
         self._clock = PausableClock()
         self._gate = Gate()
         self._fleet = Fleet(config, self._clock)
-        self._routing = Routing(self._fleet.replicas)
+        self._dispatch = Dispatch(
+            Routing(self._fleet.replicas),
+            clock=self._clock,
+            limit_s=config.deadlines.first_token_s,
+        )
         self._weights = WeightSync(
             servers=self._fleet.servers, clock=self._clock, deadlines=config.deadlines
         )
@@ -226,14 +227,10 @@ class SglangEngine:
     async def _run(
         self, request: GenerationRequest, sink: TokenSink, flight: Flight
     ) -> GenerationResult:
-        replica = self._routing.pick(request.rid)
         self._running += 1
         self._idle.clear()
         try:
-            return await replica.generate(request, sink, flight)
-        except (EngineUnreachable, EngineDied):
-            self._routing.forget(request.rid)
-            raise
+            return await self._dispatch.run(request, sink, flight)
         finally:
             self._running -= 1
             if not self._running:

@@ -78,7 +78,7 @@ class Fleet:
         texts = await all_of(
             [s.text("GET", "/metrics", None, timeout_s=limit) for s in self.servers]
         )
-        return [metrics_of(text.decode()) for text in texts]
+        return [metrics_of(text.decode("utf-8", errors="replace")) for text in texts]
 
     async def unhealthy(self) -> list[str]:
         """Return what is wrong with the servers, a sentence each; empty when all answer.

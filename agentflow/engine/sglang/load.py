@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from agentflow.errors import EngineAdminFailed
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -37,17 +41,37 @@ class ReplicaLoad:
         return self.used_tokens / self.kv_tokens if self.kv_tokens else 0.0
 
 
-def load_of(url: str, answer: Mapping[str, Any]) -> ReplicaLoad:
-    """Read the answer of `/v1/loads`. Raises KeyError when it is something else."""
-    ranks = answer["loads"]
+class _Rank(msgspec.Struct):
+    """What is read of one data-parallel rank."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    gen_throughput: float
+    cache_hit_rate: float
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Rank]
+
+
+def load_of(url: str, answer: Any) -> ReplicaLoad:
+    """Read the answer of `/v1/loads`. Raises EngineAdminFailed when it is something else."""
+    try:
+        ranks = msgspec.convert(answer, _Loads).loads
+    except msgspec.ValidationError as error:
+        raise EngineAdminFailed(
+            f"GET {url}/v1/loads: {str(answer)[:200]!r} is not SGLang's answer ({error})"
+        ) from error
     return ReplicaLoad(
         url=url,
-        running=sum(rank["num_running_reqs"] for rank in ranks),
-        waiting=sum(rank["num_waiting_reqs"] for rank in ranks),
-        used_tokens=sum(rank["num_used_tokens"] for rank in ranks),
-        kv_tokens=sum(rank["max_total_num_tokens"] for rank in ranks),
-        tokens_per_s=sum(rank["gen_throughput"] for rank in ranks),
-        cache_hit_rate=sum(rank["cache_hit_rate"] for rank in ranks) / max(len(ranks), 1),
+        running=sum(rank.num_running_reqs for rank in ranks),
+        waiting=sum(rank.num_waiting_reqs for rank in ranks),
+        used_tokens=sum(rank.num_used_tokens for rank in ranks),
+        kv_tokens=sum(rank.max_total_num_tokens for rank in ranks),
+        tokens_per_s=sum(rank.gen_throughput for rank in ranks),
+        cache_hit_rate=sum(rank.cache_hit_rate for rank in ranks) / max(len(ranks), 1),
     )
 
 
@@ -56,6 +80,7 @@ def metrics_of(text: str) -> dict[str, float]:
 
     With priority scheduling a metric comes as a total (`priority=""`) and as parts by priority:
     only the total counts. Parts of one tensor-parallel group repeat each other: rank 0 counts.
+    Raises EngineAdminFailed at a value that is no number.
     """
     totals: dict[str, float] = {}
     for line in text.splitlines():
@@ -64,7 +89,7 @@ def metrics_of(text: str) -> dict[str, float]:
             continue
         labels = dict(_LABEL.findall(found["labels"] or ""))
         if _is_total(labels):
-            totals[found["name"]] = totals.get(found["name"], 0.0) + float(found["value"])
+            totals[found["name"]] = totals.get(found["name"], 0.0) + _number(line, found["value"])
     return totals
 
 
@@ -74,3 +99,10 @@ def _is_total(labels: Mapping[str, str]) -> bool:
         and "le" not in labels
         and all(labels.get(rank, "0") == "0" for rank in ("tp_rank", "pp_rank", "moe_ep_rank"))
     )
+
+
+def _number(line: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise EngineAdminFailed(f"GET /metrics: {line[:200]!r} has no number") from None

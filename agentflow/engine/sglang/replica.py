@@ -1,8 +1,8 @@
 """Replica: one server's generations, from request to the one end of each.
 
-Owns connections, retries and the confirmation of aborts. Invariants: a request is sent again only
-when it is known not to run; every request that was sent has ended, or its connection is closed,
-when `generate` returns.
+Owns connections and the confirmation of aborts; whether a request is sent again is `dispatch`'s.
+Invariant: every request that was sent has ended, or its connection is closed, when `generate`
+returns.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING
-
-import stamina
 
 from agentflow.engine.sglang.body import encode
 from agentflow.engine.sglang.call import Call
@@ -35,12 +33,6 @@ if TYPE_CHECKING:
     from agentflow.types import GenerationRequest, GenerationResult
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 4
-"""A full queue or a refused connection is often over within a second or two."""
-
-_RETRY_FIRST_S = 0.1
-_RETRY_MAX_S = 2.0
 
 _ABORT_FIRST_S = 0.05
 """An abort that overtook its request is repeated, soon at first: the request is just behind."""
@@ -78,22 +70,10 @@ class Replica:
     async def generate(
         self, request: GenerationRequest, sink: TokenSink, flight: Flight
     ) -> GenerationResult:
-        """Run one request, checked already, to its end."""
-        body = encode(request, stream_interval=self._config.stream_interval)
-        message = [self._head % len(body), body]
+        """Send one request, checked already, once, and see it to its end."""
         self.in_flight += 1
         try:
-            async for attempt in stamina.retry_context(
-                on=_known_not_to_run,
-                attempts=ATTEMPTS,
-                timeout=None,
-                wait_initial=_RETRY_FIRST_S,
-                wait_max=_RETRY_MAX_S,
-                wait_jitter=0.0,
-            ):
-                with attempt:
-                    return await self._attempt(message, sink, flight)
-            raise AssertionError("unreachable: the policy returns or raises")
+            return await self._attempt(request, sink, flight)
         finally:
             self.in_flight -= 1
 
@@ -109,7 +89,7 @@ class Replica:
     # --- one attempt --------------------------------------------------------------------------
 
     async def _attempt(
-        self, message: list[bytes], sink: TokenSink, flight: Flight
+        self, request: GenerationRequest, sink: TokenSink, flight: Flight
     ) -> GenerationResult:
         flight.check()
         connection = await self._connect()
@@ -120,7 +100,7 @@ class Replica:
         call = Call(tokens=tokens, clock=self._clock, deadlines=self._config.deadlines)
         flight.wake = call.notice
         try:
-            connection.send(message, call)
+            connection.send(self._message(request), call)  # kept nowhere: it may be a megabyte
             return await self._end_of(call, flight)
         except EngineOverloaded as error:
             if tokens.seen:
@@ -134,6 +114,10 @@ class Replica:
             tokens.flush()
             if tokens.end is not None:
                 self.version = tokens.reported
+
+    def _message(self, request: GenerationRequest) -> list[bytes]:
+        body = encode(request, stream_interval=self._config.stream_interval)
+        return [self._head % len(body), body]
 
     async def _connect(self) -> Connection:
         try:
@@ -178,10 +162,6 @@ async def _tell(target: AdminClient, rid: str, timeout_s: float) -> None:
         await target.text("POST", "/abort_request", {"rid": rid}, timeout_s=timeout_s)
     except EngineAdminFailed as error:
         log.warning("abort of %s: %s", rid, error)
-
-
-def _known_not_to_run(error: Exception) -> bool:
-    return isinstance(error, EngineUnreachable)
 
 
 def _request_head(address: Address, api_key: str | None) -> bytes:

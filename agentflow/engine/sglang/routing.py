@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from agentflow.engine.rids import episode_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from agentflow.engine.sglang.replica import Replica
 
 REMEMBERED = 65_536
 """Episodes whose replica is remembered; far above what one process keeps alive."""
+
+REST_S = 5.0
+"""A replica that broke down is asked last for so long: nothing runs there, so that it would
+otherwise look the least busy and be given everything."""
 
 
 class Routing:
@@ -22,22 +27,35 @@ class Routing:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._home: OrderedDict[str, Replica] = OrderedDict()
+        self._rests_until: dict[Replica, float] = {}
 
-    def pick(self, rid: str) -> Replica:
-        """Return the replica for `rid`."""
+    def pick(self, rid: str, *, tried: Collection[Replica] = ()) -> Replica:
+        """Return the replica for `rid`, one that was not `tried` where there is one."""
         key = episode_key(rid)
         home = self._home.get(key) if key else None
-        if home is None:
-            home = min(self._replicas, key=lambda replica: replica.in_flight)
+        if home is None or home in tried or self._rests(home):
+            home = min(self._replicas, key=lambda r: (r in tried, self._rests(r), r.in_flight))
         if key:
             self._remember(key, home)
         return home
+
+    def has_others(self, tried: Collection[Replica]) -> bool:
+        """Whether there are replicas besides those that were tried."""
+        return len(tried) < len(self._replicas)
 
     def forget(self, rid: str) -> None:
         """Let the episode of `rid` go elsewhere next time: its replica did not answer."""
         key = episode_key(rid)
         if key:
             self._home.pop(key, None)
+
+    def let_rest(self, replica: Replica) -> None:
+        """Ask the others first for a while."""
+        self._rests_until[replica] = asyncio.get_running_loop().time() + REST_S
+
+    def _rests(self, replica: Replica) -> bool:
+        until = self._rests_until.get(replica)
+        return until is not None and asyncio.get_running_loop().time() < until
 
     def _remember(self, key: str, home: Replica) -> None:
         self._home[key] = home

@@ -160,15 +160,22 @@ class TokenStream:
     def _release(self, ranges: list[VersionRange]) -> None:
         """Give held tokens to the sink under the versions that the last event names."""
         first = self.seen - len(self._held_ids)
-        for part in ranges:
-            start, end = max(part.start - first, 0), part.end - first
-            if end > start:
-                held = self._held_ids[start:end], self._held_logprobs[start:end]
-                self._append(*held, parse_version(part.version))
-        covered = max((part.end for part in ranges), default=0) - first
-        if covered > 0:
-            del self._held_ids[:covered], self._held_logprobs[:covered]
+        for start, end, version in _parts(ranges):
+            held = slice(max(start - first, 0), max(end - first, 0))
+            self._append(self._held_ids[held], self._held_logprobs[held], version)
+        covered = max(ranges[-1].end - first, 0) if ranges else 0
+        del self._held_ids[:covered], self._held_logprobs[:covered]
 
     def _append(self, ids: list[int], logprobs: list[float], version: int) -> None:
         if ids:
             self._sink.append(ids, logprobs, version)
+
+
+def _parts(ranges: list[VersionRange]) -> list[tuple[int, int, int]]:
+    """Return start, end and version of each range. Raises ValueError where they overlap or gape."""
+    last = 0
+    for part in ranges:
+        if part.start != last or part.end < last:
+            raise ValueError(f"weight versions {ranges} do not follow each other from 0")
+        last = part.end
+    return [(part.start, part.end, parse_version(part.version)) for part in ranges]

@@ -196,6 +196,6 @@ async def _succeed(
 ) -> None:
     """Make a call whose answer says whether it worked."""
     answer = await server.post(path, body, timeout_s=timeout_s)
-    if not (isinstance(answer, dict) and answer.get("success")):
+    if not (isinstance(answer, dict) and answer.get("success") is True):
         message = answer.get("message", answer) if isinstance(answer, dict) else answer
         raise EngineAdminFailed(f"POST {server.url}{path}: {message}")

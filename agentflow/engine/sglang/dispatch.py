@@ -1,0 +1,96 @@
+"""Dispatch: one request to a replica, and to another one, or again, where it is known not to run.
+
+Owns the one retry policy of generations. Invariant: a request is sent again only after an
+EngineUnreachable, which says that it does not run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import stamina
+
+from agentflow.errors import EngineDied, EngineOverloaded, EngineUnreachable
+
+if TYPE_CHECKING:
+    from agentflow.engine.sglang.clock import PausableClock
+    from agentflow.engine.sglang.flight import Flight
+    from agentflow.engine.sglang.replica import Replica
+    from agentflow.engine.sglang.routing import Routing
+    from agentflow.protocols import TokenSink
+    from agentflow.types import GenerationRequest, GenerationResult
+
+ROUNDS = 4
+"""Times that every replica is asked for a connection; one that is refused is often back soon."""
+
+_WAIT_FIRST_S = 0.1
+_WAIT_MAX_S = 1.0
+"""Also the longest time after which a request that waits here learns of its abort."""
+_WAIT_JITTER_S = 0.1
+"""What a full queue turned away at once must not come back at once."""
+
+
+class Dispatch:
+    """Sends requests, checked already, for one engine."""
+
+    def __init__(self, routing: Routing, *, clock: PausableClock, limit_s: float) -> None:
+        """`limit_s` is how long a place in a queue is waited for."""
+        self._routing = routing
+        self._clock = clock
+        self._limit_s = limit_s
+
+    async def run(
+        self, request: GenerationRequest, sink: TokenSink, flight: Flight
+    ) -> GenerationResult:
+        """Run one request to its end; tries replicas as long as `_Patience` lasts."""
+        patience = _Patience(self._routing, self._clock, self._limit_s)
+        async for attempt in stamina.retry_context(
+            on=patience.with_another,
+            attempts=None,
+            timeout=None,
+            wait_initial=_WAIT_FIRST_S,
+            wait_max=_WAIT_MAX_S,
+            wait_jitter=_WAIT_JITTER_S,
+        ):
+            with attempt:
+                replica = self._routing.pick(request.rid, tried=patience.tried)
+                patience.tried.add(replica)
+                try:
+                    return await replica.generate(request, sink, flight)
+                except (EngineUnreachable, EngineDied) as error:
+                    self._routing.forget(request.rid)
+                    if not isinstance(error, EngineOverloaded):
+                        self._routing.let_rest(replica)
+                    raise
+        raise AssertionError("unreachable: the policy returns or raises")
+
+
+class _Patience:
+    """Whether one request is sent again, and when.
+
+    A full queue is waited for as long as a place in it would be; a connection that is refused, for
+    ROUNDS rounds over all replicas. The wait stands still while the engine is paused.
+    """
+
+    def __init__(self, routing: Routing, clock: PausableClock, limit_s: float) -> None:
+        self.tried: set[Replica] = set()
+        """Replicas asked in this round."""
+        self._routing = routing
+        self._clock = clock
+        self._ends = clock.now() + limit_s
+        self._rounds_left = ROUNDS
+
+    def with_another(self, error: Exception) -> bool | float:
+        """Say whether to try again: stamina's hook, where a number is the seconds to wait."""
+        if not isinstance(error, EngineUnreachable) or self._over:
+            return False
+        if self._routing.has_others(self.tried):
+            return 0.0
+        self.tried.clear()
+        if not isinstance(error, EngineOverloaded):
+            self._rounds_left -= 1
+        return self._rounds_left > 0
+
+    @property
+    def _over(self) -> bool:
+        return not self._clock.stopped and self._clock.now() >= self._ends
