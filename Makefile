@@ -79,15 +79,13 @@ test-trainer: setup
 	$(PIP) --editable '.[ray,torch]' 'torch==2.13.0'
 	$(PYTEST) -m 'ray or torch'
 
-# A real language model on the CPU rolls out the bundled tasks: 135M parameters keep the format, and
-# rarely solve anything.
+# A real language model on the CPU acts on the bundled tasks: 135M parameters, shown two worked
+# examples, keep the format, and rarely solve anything.
 demo-llm: setup
 	$(BIN)/python -m agentflow.engine.sglang_cpu install --smollm
 	rm -rf runs/demo-llm
-	$(BIN)/python -m agentflow.engine.sglang_cpu serve --smollm -- $(BIN)/agentflow run \
-		--tasks bundled --engine '{url}' --set 'engine.model={model}' --concurrency 8 \
-		--set sampling.temperature=0.7 --set sampling.max_new_tokens=160 \
-		--set flow.agent.step_limit=5 --out runs/demo-llm
+	$(BIN)/python -m agentflow.engine.sglang_cpu serve --smollm -- \
+		$(BIN)/agentflow demo-llm --engine '{url}' --model '{model}' --out runs/demo-llm
 
 # A million simulated turns of faults by action, fewer by trajectory, then random kills of real
 # containers. SOAK_JOBS processes take some 25 minutes of processor time for the million.

@@ -12,7 +12,7 @@ import typer
 from agentflow.config import AgentflowConfig, TasksConfig
 from agentflow.config_loading import load_config
 from agentflow.errors import ConfigError
-from executors.cli import demo, look, report, running
+from executors.cli import demo, demo_llm, look, report, running
 from executors.cli.clean import clean
 from executors.cli.eval import eval_command
 from executors.cli.exits import HELP, ExitCode, told_in_one_line
@@ -166,6 +166,26 @@ def run_demo(
     """
     with told_in_one_line(debug=debug):
         code = demo.run(out)
+    raise typer.Exit(code)
+
+
+@app.command(name="demo-llm", epilog=HELP)
+def run_demo_llm(
+    *,
+    engine: Annotated[str, typer.Option(help="http://host:port of an SGLang server.")],
+    model: Annotated[Path, typer.Option(help="Folder of the small model that it serves.")],
+    out: Annotated[Path, typer.Option(help="Run directory; must be new or empty.")] = Path(
+        "runs/demo-llm"
+    ),
+    limit: Annotated[int | None, typer.Option(help="At most this many tasks.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Let a small language model act on the tasks that ship, and show what it did.
+
+    Worked examples stand before each task. Fails where no command was run.
+    """
+    with told_in_one_line(debug=debug):
+        code = demo_llm.run(url=engine, model=model, out=out, limit=limit)
     raise typer.Exit(code)
 
 

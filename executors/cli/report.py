@@ -40,7 +40,8 @@ class TerminalWatcher:
     """Shows ended episodes: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
+        """Where it is shown."""
         self._planned = 0
         self._bar: Progress | None = None
         self._told: set[tuple[Cause, str]] = set()
@@ -62,13 +63,13 @@ class TerminalWatcher:
     def started(self, planned: int) -> None:
         """Begin to show."""
         self._planned = planned
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                console=self._console,
+                console=self.console,
             )
             self._bar.add_task("episodes", total=planned)
             self._bar.start()
@@ -85,7 +86,7 @@ class TerminalWatcher:
     def _line(self, sample: RolloutSample) -> None:
         facts = sample.facts
         seconds = facts.generation_s + facts.environment_s + facts.reward_s
-        self._console.print(
+        self.console.print(
             f"[{len(self.samples)}/{self._planned}] {sample.episode} {sample.termination}"
             f" reward {sample.rewards:g}, {facts.turns} turns, {seconds:.1f} s",
             markup=False,
@@ -103,7 +104,7 @@ class TerminalWatcher:
         message = " ".join(ending.message.split())
         if len(message) > _REASON_LENGTH:
             message = message[:_REASON_LENGTH] + " … (all of it is in samples.jsonl)"
-        self._console.print(f"      {ending.cause}: {message}", markup=False, soft_wrap=True)
+        self.console.print(f"      {ending.cause}: {message}", markup=False, soft_wrap=True)
 
 
 def make_watcher() -> TerminalWatcher:

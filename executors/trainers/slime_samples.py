@@ -204,7 +204,11 @@ def _status(done: RolloutSample) -> str:
 
 
 def _text(done: RolloutSample) -> str:
-    said = (m["content"] for m in done.facts.messages if m["role"] == "assistant")
+    said = (
+        m["content"]
+        for m in done.facts.messages
+        if m["role"] == "assistant" and not m.get("extra", {}).get("example")
+    )
     return "\n\n".join(map(str, said))
 
 

@@ -10,7 +10,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from agent_fakes import SUBMIT, ByteEngine, Shell, TextModel, new_sample, play, token_model, turn
+from agent_fakes import (
+    SUBMIT,
+    ByteEngine,
+    ByteRenderer,
+    Shell,
+    TextModel,
+    new_sample,
+    play,
+    token_model,
+    turn,
+)
 
 from agentflow.errors import ConfigError
 from agentflow.protocols import ActionLevelAgent, Agent
@@ -44,6 +54,48 @@ def test_built_agents_work_on_their_sample() -> None:
     assert "/testbed" in sample.messages[1]["content"]
     assert isinstance(agent, Agent)
     assert not isinstance(agent, ActionLevelAgent)
+
+
+async def test_worked_examples_are_turns_that_came_before(tmp_path: Path) -> None:
+    """They stand behind the system message, in the prompt of every turn, and are trained on never.
+
+    Each episode has its own, and they are told from its turns.
+    """
+    examples = [{"user": "u1", "assistant": turn("ls")}, {"user": "u2", "assistant": turn("cat a")}]
+    builder = MiniSWEAgentBuilder({**PLAIN, "examples": examples})
+    samples = [new_sample(ByteEngine([turn("pwd"), turn(SUBMIT)])) for _ in range(2)]
+    agents = [builder.build(sample) for sample in samples]
+
+    await agents[0].run_episode(Shell(tmp_path))
+
+    contents = ["s", "u1", turn("ls"), "u2", turn("cat a"), "i"]
+    opening = samples[0].messages[: len(contents)]
+    assert [m["content"] for m in opening] == contents
+    assert [m["role"] for m in opening] == ["system", *["user", "assistant"] * 2, "user"]
+    assert [m.get("extra", {}).get("example", False) for m in opening] == [
+        False,
+        *[True] * 4,
+        False,
+    ]
+    assert samples[0].record.prompts.tolist() == ByteRenderer().opening(opening)
+    assert samples[0].model is not None
+    assert samples[0].model.forks == 0
+    agents[1].open_conversation()
+    assert all(a is not b for a, b in zip(opening, samples[1].messages, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ({"user": "u"}, "examples.0.assistant: Field required"),
+        ({"user": "u", "assistant": "a", "system": "s"}, "examples.0.system: Extra inputs"),
+    ],
+)
+def test_half_an_example_is_refused(example: dict[str, str], said: str) -> None:
+    """A question without an answer shows nothing."""
+    with pytest.raises(ConfigError) as caught:
+        MiniSWEAgentBuilder({"examples": [example]})
+    assert said in str(caught.value)
 
 
 def test_the_action_level_builder_builds_action_level_agents() -> None:

@@ -96,6 +96,7 @@ class CpuServer:
         switches = {
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "OMP_WAIT_POLICY": "PASSIVE",  # or torch's threads spin while others want the cores
         }
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateSyntaxError
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentflow.swe.agent import prompts
 from agentflow.swe.agent.library import AgentConfig
@@ -15,10 +15,29 @@ from agentflow.swe.agent.token_model import TokenModelConfig
 
 if TYPE_CHECKING:
     from agentflow.swe.sample import SWESample
+    from agentflow.types import Message
 
 DEFAULT_STEP_LIMIT = 100
 """The library sets no bound, and a policy that neither submits nor errs would go on until its
 context is full. Solved SWE-bench tasks rarely take more than half of this."""
+
+
+class Example(BaseModel):
+    """One worked exchange, shown to the model as a turn of its own that came before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    user: str
+    """What was asked, or what the command before it put out, worded as the agent words it."""
+    assistant: str
+    """What a good model replies."""
+
+    def messages(self) -> list[Message]:
+        """Return it as two messages; `example` in `extra` tells them from an episode's own."""
+        return [
+            {"role": role, "content": content, "extra": {"example": True}}
+            for role, content in (("user", self.user), ("assistant", self.assistant))
+        ]
 
 
 class MiniSWEAgentConfig(TokenModelConfig, AgentConfig):
@@ -32,6 +51,10 @@ class MiniSWEAgentConfig(TokenModelConfig, AgentConfig):
     """Renders the system message."""
     instance_template: str = prompts.INSTANCE
     """Renders the first user message; `task` is the issue's text."""
+    examples: tuple[Example, ...] = ()
+    """Worked exchanges between the system message and the first user message, for models that need
+    to be shown the format: `[{user: ..., assistant: ...}, ...]`. They are prompt, never trained on;
+    the library's own, synchronous `run` knows nothing of them."""
     step_limit: int = Field(default=DEFAULT_STEP_LIMIT, ge=0)
     """Turns after which an episode ends as `step_limit`; 0 sets no bound."""
     output_path: Path | None = None

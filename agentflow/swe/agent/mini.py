@@ -44,6 +44,8 @@ class MiniSWEAgent(AwaitedAgent):
         """How the agent left; None while it has not."""
         self.ending: Ending | None = None
         """Why it left; None as well where a bug ended it."""
+        self.examples: list[Message] = []
+        """Stand between the system message and the first user message."""
         self._due: Message | None = None
         self._outputs: list[dict[str, Any]] = []
 
@@ -70,13 +72,14 @@ class MiniSWEAgent(AwaitedAgent):
         return self.result
 
     def open_conversation(self) -> None:
-        """Add the system and the first user message, unless they stand there already."""
+        """Add all that stands before the first answer, unless it stands there already."""
         if self.messages:
             return
         system = self.render_template(self.config.system_template)
         user = self.render_template(self.config.instance_template)
         self.add_messages(
             self.model.format_message(role="system", content=system),
+            *self.examples,
             self.model.format_message(role="user", content=user),
         )
 
@@ -203,5 +206,6 @@ class MiniSWEAgentBuilder:
             DetachedEnv({"cwd": sample.m.data.container_args.workdir}),
             **self.config.agent_fields(sample),
         )
+        agent.examples = [m for example in self.config.examples for m in example.messages()]
         agent.adopt(sample)
         return agent
