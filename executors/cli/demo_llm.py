@@ -97,7 +97,8 @@ def run(*, url: str, model: Path, out: Path, limit: int | None) -> ExitCode:
 def print_acts(samples: Sequence[RolloutSample], out: Path) -> Acts:
     """Print a row for each episode, with its trajectory, and the sums."""
     console, total = report.make_console(), Acts()
-    table = Table("episode", "turns", "executed", "malformed", "reward", "tokens", "trajectory")
+    table = Table("episode", "turns", "executed", "malformed", "reward", "tokens")
+    table.add_column("trajectory", overflow="fold")
     for sample in samples:
         acts = Acts.of(sample.facts.messages)
         total += acts
