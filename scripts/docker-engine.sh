@@ -4,7 +4,8 @@
 # install  Debian's docker.io, if no dockerd is on PATH (needs root and apt).
 # start    a daemon with its own data root and socket, no bridge, no iptables, live-restore. Where
 #          DOCKER_HOST answers already, or the machine runs an engine of its own, that one is used
-#          and nothing is started; `start --own` starts ours beside them.
+#          and nothing is started; `start --own` starts ours beside them. $DOCKERD_ARGUMENTS are
+#          further arguments of dockerd, as `--host tcp://127.0.0.1:2376 --tlsverify …`.
 # stop     removes this engine's containers and stops it; never touches an engine it did not start.
 #          `stop --purge` removes its images and data as well.
 # env      prints `export DOCKER_HOST=...` for `eval`.
@@ -78,6 +79,7 @@ start() { # start [--own]
     DOCKER_HOST='' setsid dockerd --data-root "$dir/data" --exec-root "$dir/exec" \
         --pidfile "$pidfile" --host "unix://$socket" --bridge=none --iptables=false \
         --ip6tables=false --ip-forward=false --ip-masq=false --live-restore \
+        ${DOCKERD_ARGUMENTS:-} \
         >>"$dir/dockerd.log" 2>&1 </dev/null &
     for _ in $(seq 300); do
         if answers "unix://$socket"; then say "engine up at unix://$socket"; return; fi

@@ -6,11 +6,13 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from certificates import Certificates
 from docker_tools import PATIENCE_S, ROOT, docker
 
 if TYPE_CHECKING:
@@ -21,11 +23,14 @@ IMAGE = "agentflow-swe:latest"
 
 
 class MortalEngine:
-    """A daemon with its own data root and socket below `folder`."""
+    """A daemon with its own data root and socket below `folder`, and with TLS on a port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, certificates: Certificates) -> None:
         self._folder = folder
         self.host = f"unix://{folder}/docker/docker.sock"
+        self.certificates = certificates
+        self.tls_host = f"tcp://127.0.0.1:{free_port()}"
+        self._arguments = f"--host {self.tls_host} {certificates.arguments}"
 
     def start(self) -> None:
         """Bring it up, with the containers that it had."""
@@ -66,11 +71,23 @@ class MortalEngine:
         return docker("--host", self.host, *arguments)
 
     def _script(self, *arguments: str) -> None:
-        environment = {**os.environ, "AGENTFLOW_CACHE": str(self._folder)}
+        environment = {
+            **os.environ,
+            "AGENTFLOW_CACHE": str(self._folder),
+            "DOCKERD_ARGUMENTS": self._arguments,
+        }
         done = subprocess.run(
             [SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 @contextmanager
@@ -81,7 +98,7 @@ def mortal_engine() -> Iterator[MortalEngine]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        engine = MortalEngine(folder)
+        engine = MortalEngine(folder, Certificates(folder / "certificates"))
         try:
             engine.start()
             engine.load(IMAGE)

@@ -14,7 +14,9 @@ import pytest
 from docker import APIClient
 from requests.exceptions import ConnectionError as NoConnection
 
+from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
+from agentflow.swe.environment.docker.address import Address
 from agentflow.swe.environment.docker.client import Client
 from agentflow.swe.environment.docker.engine import Engine
 
@@ -35,10 +37,10 @@ class PaperEngine:
         self.asked: dict[str, dict[str, list[str]]] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's one request; a knock has none."""
-        if request := (await reader.readline()).decode():
-            await reader.readuntil(b"\r\n\r\n")
-            await self._answer(urlsplit(request.split(" ")[1]), writer)
+        """Answer one connection's one request."""
+        request = (await reader.readline()).decode()
+        await reader.readuntil(b"\r\n\r\n")
+        await self._answer(urlsplit(request.split(" ")[1]), writer)
         writer.close()
         await writer.wait_closed()
 
@@ -68,6 +70,7 @@ async def test_events_are_asked_for_by_the_engines_clock(tmp_path: Path) -> None
     """An engine elsewhere may have another time than this machine."""
     paper = PaperEngine(
         {
+            "/_ping": "OK",
             "/version": {"ApiVersion": "1.41"},
             "/info": {"SystemTime": ENGINES_DAY},
             "/events": {"Action": "oom"},
@@ -77,6 +80,29 @@ async def test_events_are_asked_for_by_the_engines_clock(tmp_path: Path) -> None
         assert await engine.oom_events("c", within_s=5) == 1
     asked = paper.asked["/events"]
     assert (asked["since"], asked["until"]) == (["946684793"], ["946684799"])
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("unix://", "unix:///var/run/docker.sock"),
+        ("unix:///run/d.sock", "unix:///run/d.sock"),
+        ("unix://run/d.sock", "unix:///run/d.sock"),
+        ("tcp://there", "tcp://there:2375"),
+        ("tcp://[::1]:99/", "tcp://[::1]:99"),
+        ("https://there", "https://there:2376"),
+    ],
+)
+def test_addresses(url: str, meant: str) -> None:
+    """The SDK is told what our own streams take an address for."""
+    assert Address.parse(url, {}).url == meant
+
+
+@pytest.mark.parametrize("url", ["ssh://a", "there:2375", "tcp://:2375", "tcp://a:b", "tcp://a/b"])
+def test_addresses_that_are_none(url: str) -> None:
+    """The error names the address and what would be one."""
+    with pytest.raises(ConfigError, match=rf"{url}.*must be unix:///path or tcp://host:port"):
+        Address.parse(url, {})
 
 
 def leaks(client: APIClient) -> int:
@@ -94,4 +120,4 @@ def test_a_socket_that_finds_nobody_is_closed(tmp_path: Path) -> None:
     """The SDK's own leaks it, which is why there is ours."""
     where = {"base_url": f"unix://{tmp_path}/none.sock", "version": "1.41", "timeout": 5}
     assert leaks(APIClient(**where)) == 1
-    assert leaks(Client(**where)) == 0
+    assert leaks(Client(**where, max_pool_size=1)) == 0

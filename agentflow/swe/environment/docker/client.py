@@ -1,5 +1,7 @@
-"""Client: the SDK's, whose unix connections close the socket with which they found nobody.
+"""Client: the SDK's, which goes where our own streams go: to the engine itself, by no proxy.
 
+Its unix connections close the socket with which they found nobody, and over TCP it keeps as many
+connections as it was told to.
 Imported on first use: the SDK is optional.
 """
 
@@ -14,10 +16,22 @@ from docker.transport.unixconn import (
     UnixHTTPConnection,
     UnixHTTPConnectionPool,
 )
+from requests.adapters import HTTPAdapter
 
 
 class Client(APIClient):  # type: ignore[misc]  # untyped, like all that follows
-    """The SDK's client, with our connections to a unix socket."""
+    """The SDK's client, with connections of our own."""
+
+    def __init__(self, *, max_pool_size: int, **settings: Any) -> None:
+        super().__init__(max_pool_size=max_pool_size, **settings)
+        if not self.base_url.startswith("http+docker:"):
+            for prefix in ("http://", "https://"):
+                self.mount(prefix, HTTPAdapter(pool_maxsize=max_pool_size))
+
+    def merge_environment_settings(self, *arguments: Any) -> Any:
+        """Take no proxy and no certificates from the environment but Docker's own."""
+        self.trust_env = False
+        return super().merge_environment_settings(*arguments)
 
     def mount(self, prefix: str, adapter: Any) -> None:
         """Put ours where the SDK puts its own."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
-import ssl
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentflow.errors import ConfigError
+from agentflow.swe.environment.docker.address import SOCKET, Address
 from agentflow.swe.environment.docker.errors import EngineRefused, EngineSilent
-from agentflow.swe.environment.docker.stream import Address, RawStream
+from agentflow.swe.environment.docker.stream import RawStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_HOST = "unix:///var/run/docker.sock"
 CONNECTIONS = 64
 """As many as the runner has threads; the SDK's default of 10 would open and close the rest."""
 NOT_FOUND = 404
@@ -64,10 +61,8 @@ class Engine:
 
     def __init__(self, *, host: str | None, timeout_s: float, runner: Runner) -> None:
         self._docker = _import_sdk()
-        self.host = host or os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-        settings = {**os.environ, "DOCKER_HOST": self.host}
-        self._arguments = self._docker.utils.kwargs_from_env(environment=settings)
-        self.address = Address.parse(self.host, _tls_context(settings))
+        self.host = host or os.environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
+        self.address = Address.parse(self.host, os.environ)
         self._timeout_s = timeout_s
         self._runner = runner
         self._client: Any = None
@@ -93,15 +88,13 @@ class Engine:
             raise EngineSilent(f"engine at {self.host}: {error}") from error
 
     def _connect(self) -> Any:
-        """Connect; where nobody listens the OSError says so in plainer words than the SDK's."""
         from agentflow.swe.environment.docker.client import Client  # noqa: PLC0415  # optional
 
-        if self.address.unix is not None:
-            with socket.socket(socket.AF_UNIX) as knock:
-                knock.settimeout(self._timeout_s)
-                knock.connect(self.address.unix)
+        self.address.knock(timeout_s=self._timeout_s)
+        certificates = os.environ if self.address.tls is not None else {}
+        settings = {**certificates, "DOCKER_HOST": self.address.url}
         return Client(
-            **self._arguments,
+            **self._docker.utils.kwargs_from_env(environment=settings),
             timeout=self._timeout_s,
             max_pool_size=CONNECTIONS,
             version="auto",
@@ -284,12 +277,3 @@ def _import_sdk() -> Any:
             "environment `docker` needs the Docker SDK: pip install 'agentflow-rl[docker]'"
         ) from error
     return docker
-
-
-def _tls_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
-    if not environment.get("DOCKER_TLS_VERIFY"):
-        return None
-    folder = Path(environment.get("DOCKER_CERT_PATH") or Path.home() / ".docker")
-    context = ssl.create_default_context(cafile=folder / "ca.pem")
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context

@@ -9,43 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from agentflow.errors import ConfigError
 from agentflow.swe.environment.docker.errors import StreamLost
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
+
+    from agentflow.swe.environment.docker.address import Address
 
 HEADER = 8
 """Stream number, three zero bytes, size as u32 big-endian."""
 STDERR = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where an engine listens."""
-
-    unix: str | None = None
-    host: str = "localhost"
-    port: int = 0
-    tls: ssl.SSLContext | None = None
-
-    @classmethod
-    def parse(cls, url: str, tls: ssl.SSLContext | None = None) -> Address:
-        """Read `unix:///path` or `tcp://host:port`. Raises ConfigError for anything else."""
-        parts = urlsplit(url)
-        if parts.scheme in {"unix", "http+unix"}:
-            return cls(unix=(parts.netloc and f"/{parts.netloc}") + parts.path)
-        if parts.scheme in {"tcp", "http", "https"} and parts.hostname:
-            return cls(host=parts.hostname, port=parts.port or 2375, tls=tls)
-        raise ConfigError(
-            f"docker_host {url!r}: must be unix:///path or tcp://host:port"
-            " (over ssh, forward the socket: ssh -L /tmp/d.sock:/run/docker.sock)"
-        )
 
 
 class RawStream(asyncio.Protocol):
