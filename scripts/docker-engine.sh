@@ -11,13 +11,16 @@
 # env      prints `export DOCKER_HOST=...` for `eval`.
 # status   says which engine answers; exit code 1 when none does.
 #
+# $SYSTEM_DOCKER_SOCKET is where the machine's own engine listens, by default /var/run/docker.sock.
 # State lives in $AGENTFLOW_CACHE/docker, by default ~/.cache/agentflow/docker.
 set -euo pipefail
 
 dir=${AGENTFLOW_CACHE:-$HOME/.cache/agentflow}/docker
 socket=$dir/docker.sock
 pidfile=$dir/dockerd.pid
-system_socket=/var/run/docker.sock
+system_socket=${SYSTEM_DOCKER_SOCKET:-/var/run/docker.sock}
+
+max_path=70 # of the 107 that a socket's may have, and the longest below is of 34
 
 say() { echo "docker-engine: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -26,7 +29,14 @@ answers() { # answers HOST: does an engine answer there?
     case $1 in
     unix://*) [ -S "${1#unix://}" ] &&
         curl -sf -m 5 --unix-socket "${1#unix://}" http://engine/_ping >/dev/null ;;
-    tcp://*) curl -sf -m 5 "http://${1#tcp://}/_ping" >/dev/null ;;
+    tcp://*)
+        if [ -n "${DOCKER_TLS_VERIFY:-}" ]; then
+            local certs=${DOCKER_CERT_PATH:-$HOME/.docker}
+            curl -sf -m 5 --cacert "$certs/ca.pem" --cert "$certs/cert.pem" --key "$certs/key.pem" \
+                "https://${1#tcp://}/_ping" >/dev/null
+        else
+            curl -sf -m 5 "http://${1#tcp://}/_ping" >/dev/null
+        fi ;;
     *) docker --host "$1" version >/dev/null 2>&1 ;;
     esac
 }
@@ -69,6 +79,8 @@ start() { # start [--own]
     if [ "${1:-}" != --own ] && found=$(host); then say "using the engine at $found"; return; fi
     install
     [ "$(id -u)" = 0 ] || die "starting an engine needs root; point DOCKER_HOST at a running one"
+    [ ${#dir} -le $max_path ] || die "$dir is too long for sockets below it: at most $max_path" \
+        "characters; set AGENTFLOW_CACHE to a shorter path"
     mkdir -p "$dir"
     for _ in $(seq 100); do # a killed engine's containerd; a new engine would take it for alive
         [ -f "$dir/exec/containerd/containerd.pid" ] || break
