@@ -6,14 +6,16 @@ scheduler  ActionScheduler: places, limits, next, victim, reclassify
 """
 
 from agentflow.scheduling.items import AbortReason, WorkItem
-from agentflow.scheduling.scheduler import ActionScheduler, Limits
-from agentflow.scheduling.stages import OUT, Event, IllegalTransition, Stage
+from agentflow.scheduling.scheduler import ActionScheduler, Housing, Limits
+from agentflow.scheduling.stages import LIVE, OUT, Event, IllegalTransition, Stage
 
 __all__ = [
+    "LIVE",
     "OUT",
     "AbortReason",
     "ActionScheduler",
     "Event",
+    "Housing",
     "IllegalTransition",
     "Limits",
     "Stage",

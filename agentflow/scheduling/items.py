@@ -11,7 +11,6 @@ from priority.policies import Standing
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId
-    from priority.residency import Footprint
 
 
 class AbortReason(StrEnum):
@@ -44,7 +43,5 @@ class WorkItem(Standing):
     """Set from the abort to the end of that generation."""
     partner: WorkItem | None = None
     """Of an item that waits for a slot: the generation being aborted for it; and the reverse."""
-    footprint: Footprint
-    """What it holds, or will hold again, in the engine's KV memory."""
     told: float | None = None
     """Tokens still to generate, as predicted after its last generation that was."""

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentflow.scheduling import stages as at
 from agentflow.scheduling.items import AbortReason, WorkItem
-from agentflow.scheduling.stages import FOR_GENERATION, IN_FLIGHT, LIVE, WAITING, Event
+from agentflow.scheduling.stages import FOR_GENERATION, IN_FLIGHT, LIVE, OUT, WAITING, Event
 from priority.ordered_set import OrderedSet
 from priority.rank_queue import RankQueue
-from priority.residency import Footprint
 from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId
     from priority.policies import Policy
-    from priority.residency import Residency
 
 
 _NEVER = float("inf")
@@ -52,6 +50,18 @@ class Limits:
     decode, so that one for several costs less than one for each."""
 
 
+class Housing(Protocol):
+    """Who may hold a context in the engine's memory; hears of every move."""
+
+    def fits(self, item: WorkItem) -> bool:
+        """Whether a pending item may begin to generate."""
+        ...
+
+    def moved(self, item: WorkItem) -> bool:
+        """Hear where an item is now; True: it must give its context up, and wait."""
+        ...
+
+
 class ActionScheduler:
     """Places, limits, next, victim, reclassify."""
 
@@ -59,15 +69,15 @@ class ActionScheduler:
         self._limits = limits
         self._policy = policy
         self._order = itertools.count()
+        self._ages = limits.age_s < _NEVER
         tickets = itertools.count(1)
         self._queues = {
-            stage: RankQueue[WorkItem](
-                tickets, ages=limits.age_s < _NEVER and stage in FOR_GENERATION
-            )
+            stage: RankQueue[WorkItem](tickets, ages=self._ages and stage in FOR_GENERATION)
             for stage in WAITING
         }
         inflight = {stage: OrderedSet[WorkItem]() for stage in IN_FLIGHT}
-        self._places = self._queues | inflight
+        self.places = self._queues | inflight
+        """Who is at each stage; those that wait in the order of service, but for aged ones."""
         self._generating = inflight[at.GENERATING]
         self._victims = OrderedSet[WorkItem]()
         """Generations that may be preempted; the newest loses the least."""
@@ -75,8 +85,8 @@ class ActionScheduler:
         """What is known from elsewhere; an item is ranked by it when it enters a queue."""
         self.detached = 0
         """Environments of interrupted episodes that will come back; they count as admitted."""
-        self.residency: Residency[WorkItem] | None = None
-        """Who may hold a context on the engine; None: everybody."""
+        self.housing: Housing | None = None
+        """None: everybody may hold a context."""
         self.live = 0
         """Episodes between their first generation and their last command."""
         self.paused = False
@@ -91,12 +101,7 @@ class ActionScheduler:
         """
         stage = at.PENDING if resumes else at.NEW
         item = WorkItem(
-            episode=episode,
-            order=next(self._order),
-            stage=stage,
-            arrived_at=now,
-            queued_at=now,
-            footprint=Footprint(episode.uid),
+            episode=episode, order=next(self._order), stage=stage, arrived_at=now, queued_at=now
         )
         self.reclassify(item)
         self._queues[stage].add(item, first=resumes)
@@ -110,14 +115,8 @@ class ActionScheduler:
         self._leave(item)
         item.stage, item.queued_at = stage, now
         self._enter(item)
-        if self.residency is not None:
-            self._house(item, self.residency)
-
-    def holds(self, item: WorkItem, *, prompt: int, own: int) -> None:
-        """Take note of an item's context in tokens: its first prompt, and what came behind it."""
-        item.footprint = item.footprint._replace(prompt=prompt, own=own)
-        if self.residency is not None and item in self.residency:
-            self.residency.grow(item, item.footprint)
+        if self.housing is not None and self.housing.moved(item):
+            self.advance(item, Event.PARKED, item.arrived_at)  # senior to all that have not begun
 
     def predict(self, item: WorkItem, tokens: float, *, generation: int) -> None:
         """Take a prediction of what is left; one made for an earlier generation is discarded."""
@@ -168,7 +167,7 @@ class ActionScheduler:
 
         Rewards need environments as well: they go before new starts, or finished episodes starve.
         """
-        limits, places = self._limits, self._places
+        limits, places = self._limits, self.places
         judged = self._take(at.REWARD_QUEUED, limits.rewards - len(places[at.REWARDING]), now)
         acting = self._take(at.ENV_QUEUED, limits.commands - len(places[at.ACTING]), now)
         starting = len(places[at.STARTING])
@@ -180,15 +179,20 @@ class ActionScheduler:
         """The item that the next generation slot belongs to, or None."""
         if (promised := self._queues[at.PROMISED].first()) is not None:
             return promised
-        queues = [self._queues[at.RESUMING]]
-        if self.live < self._limits.live and self._may_enter(now):
-            queues.append(self._queues[at.PENDING])
-        if self._limits.age_s < _NEVER:
-            since = now - self._limits.age_s
-            aged = [item for q in queues if (item := q.oldest()) and item.queued_at <= since]
-            if aged:
-                return min(aged, key=lambda item: (item.queued_at, item.order))
-        return next((item for queue in queues if (item := queue.first())), None)
+        resuming = self._head(at.RESUMING, now)
+        pending = self._head(at.PENDING, now) if self.live < self._limits.live else None
+        if pending is not None and self.housing is not None and not self.housing.fits(pending):
+            pending = None  # and smaller ones do not pass it
+        if resuming is None or pending is None or pending.queued_at > now - self._limits.age_s:
+            return resuming or pending
+        return min(resuming, pending, key=lambda item: (item.queued_at, item.order))
+
+    def _head(self, stage: at.Stage, now: float) -> WorkItem | None:
+        """The item of a queue that goes next: who has waited too long, else by class and rank."""
+        queue = self._queues[stage]
+        if self._ages and (aged := queue.oldest()) and aged.queued_at <= now - self._limits.age_s:
+            return aged
+        return queue.first()
 
     def victim(self) -> WorkItem | None:
         """The newest low-priority generation that may still be preempted, or None."""
@@ -206,14 +210,6 @@ class ActionScheduler:
         """Generations in flight."""
         return len(self._generating)
 
-    def counts(self) -> dict[at.Stage, int]:
-        """How many items are at each stage."""
-        return {stage: len(place) for stage, place in self._places.items()}
-
-    def waiting(self) -> dict[at.Stage, list[WorkItem]]:
-        """Who waits at each stage, in the order of service; an aged item goes before all of it."""
-        return {stage: [*queue] for stage, queue in self._queues.items()}
-
     def _gathers(self) -> bool:
         """Whether free slots wait for more, to be filled together; never for a high item."""
         resuming, promised = self._queues[at.RESUMING], self._queues[at.PROMISED]
@@ -222,26 +218,6 @@ class ActionScheduler:
         if self._limits.generations - len(self._generating) >= enough or promised:
             return False
         return (first := resuming.first()) is None or not first.high
-
-    def _may_enter(self, now: float) -> bool:
-        """Whether the engine has KV memory for the next pending item; smaller ones do not pass."""
-        if self.residency is None:
-            return True
-        queue, age_s = self._queues[at.PENDING], self._limits.age_s
-        aged = queue.oldest() if age_s < _NEVER else None
-        item = aged if aged and aged.queued_at <= now - age_s else queue.first()
-        return item is None or self.residency.fits(item.footprint)
-
-    def _house(self, item: WorkItem, residency: Residency[WorkItem]) -> None:
-        """Let in who begins to generate and out who needs no context; park who exceeds memory."""
-        if item.stage is at.GENERATING:
-            if item not in residency:
-                residency.enter(item, item.footprint)
-        elif item.stage is at.RESUMING:
-            if residency.exceeds(item):  # it is senior to all that have not begun
-                self.advance(item, Event.PARKED, item.arrived_at)
-        elif item.stage not in LIVE or item.stage is at.FINALIZING:
-            residency.leave(item)
 
     def _has_slot(self) -> bool:
         return not self.paused and len(self._generating) < self._limits.generations
@@ -256,9 +232,11 @@ class ActionScheduler:
     # --- places -------------------------------------------------------------------------------
 
     def _leave(self, item: WorkItem) -> None:
-        self._places[item.stage].discard(item)
-        self.live -= item.stage in LIVE
-        if item.stage is at.GENERATING:
+        stage = item.stage
+        self.places[stage].discard(item)
+        if stage in LIVE:
+            self.live -= 1
+        if stage is at.GENERATING:
             self._victims.discard(item)
         if (partner := item.partner) is not None:
             item.partner = partner.partner = None
@@ -272,11 +250,12 @@ class ActionScheduler:
         if item.aborting is not None:
             item.preemptions += stage is at.RESUMING and item.aborting is AbortReason.PREEMPTION
             item.aborting = None
+        if stage in LIVE:
+            self.live += 1
         if stage is at.PENDING:
             self._queues[at.PENDING].add(item, first=item.generations > 0)
-        elif (place := self._places.get(stage)) is not None:
-            place.add(item)
-            self.live += stage in LIVE
+        elif stage not in OUT:
+            self.places[stage].add(item)
         if stage is at.GENERATING:
             item.generations += 1
             bounded = item.preemptions < self._limits.preemptions
@@ -285,7 +264,7 @@ class ActionScheduler:
 
     def check(self) -> None:
         """Assert the invariants that hold between any two calls."""
-        limits, places = self._limits, self._places
+        limits, places = self._limits, self.places
         items = [(stage, item) for stage, place in places.items() for item in place]
         assert all(item.stage is stage for stage, item in items)
         assert len({item for _, item in items}) == len(items) == sum(map(len, places.values()))
@@ -298,10 +277,6 @@ class ActionScheduler:
             if (cause := item.partner) is not None:
                 assert cause.partner is item
                 assert (cause.stage, cause.high, item.high) == (at.PROMISED, True, False)
-        if self.residency is not None:
-            self.residency.check()
-            inside = {item for stage, item in items if stage in LIVE and stage is not at.FINALIZING}
-            assert inside == set(self.residency)
         resuming = [i.high for i in self._queues[at.RESUMING]]
         assert resuming == sorted(resuming, reverse=True)
         entitled = [i for i in self._queues[at.PROMISED] if i.partner is None]

@@ -28,6 +28,7 @@ from agentflow.errors import (
 from agentflow.outcomes import save_partial, write_off
 from agentflow.scheduling import OUT, AbortReason, ActionScheduler, Event, Stage
 from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation, driven_by_actions
+from agentflow.swe.kv_housing import KVHousing
 from agentflow.swe.waiting_lines import ranking
 from agentflow.types import Cause, StepStatus, SyncMode
 from priority.residency import Residency
@@ -106,6 +107,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._hooks = scheduling.hooks
         self._partial_rollout = scheduling.partial_rollout
         self._kv_share = scheduling.kv_share
+        self._housing = KVHousing() if scheduling.kv_share is not None else None
+        self._core.housing = self._housing
         self._episodes: dict[WorkItem, _Episode] = {}
         self._workers: list[asyncio.Task[None]] = []
         self._beside: set[asyncio.Task[None]] = set()
@@ -156,13 +159,13 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self._runner.on_flow_worker(self._submit_sample_async(sample, dc_sample))
 
     async def _submit_sample_async(self, sample: SWESample, dc_sample: RolloutSample) -> None:
-        new_turn = self._ensure_scheduler().create_future
+        loop = self._ensure_scheduler()
         resumes = sample.episode in self._envs
         item = self._core.submit(sample.episode, self._runner.now(), resumes=resumes)
         task = asyncio.current_task()
         assert task is not None
         episode = _Episode(
-            item=item, sample=sample, dc_sample=dc_sample, task=task, turn=new_turn()
+            item=item, sample=sample, dc_sample=dc_sample, task=task, turn=loop.create_future()
         )
         self._episodes[item] = episode
         self._moved.set()
@@ -171,26 +174,19 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
                 self._take_note(episode)
                 self._core.detached -= 1
                 self._fire_replica_inflight(episode)
-            await self._live(episode, new_turn)
+            while item.stage not in OUT:
+                await episode.turn
+                episode.turn = loop.create_future()
+                await self._turns[item.stage](episode)
         except asyncio.CancelledError:
             if episode.bug is None or task.uncancel():
                 raise
             raise episode.bug from None
         finally:
-            del self._episodes[item]
-            self._moved.set()
-
-    async def _live(self, episode: _Episode, new_turn: Callable[[], asyncio.Future[None]]) -> None:
-        """Take turns until the episode is out."""
-        item = episode.item
-        try:
-            while item.stage not in OUT:
-                await episode.turn
-                episode.turn = new_turn()
-                await self._turns[item.stage](episode)
-        finally:
             if item.stage not in OUT:  # its caller has gone, or it hit a bug
                 await shielded(self._withdraw(episode))
+            del self._episodes[item]
+            self._moved.set()
 
     async def _withdraw(self, episode: _Episode) -> None:
         self._advance(episode.item, Event.FAILED)
@@ -243,7 +239,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     async def _learn_kv_memory(self) -> None:
         """Keep contexts within the engine's KV memory, where that is asked for and known."""
-        if self._kv_share is None:
+        if self._housing is None or self._kv_share is None:
             return
         try:
             info = await self.model.engine.info()
@@ -251,7 +247,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             logger.warning("contexts may exceed KV memory, whose size is not known: %s", exc)
             return
         if info.kv_tokens is not None:
-            self._core.residency = Residency(info.kv_tokens, share=self._kv_share)
+            self._housing.residency = Residency(info.kv_tokens, share=self._kv_share)
 
     async def _interaction_worker(self) -> None:
         """Give turns to what needs an environment: starts, commands, rewards."""
@@ -305,15 +301,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._advance(episode.item, Event.REWARDED)
 
     def _take_note(self, episode: _Episode) -> None:
-        """Tell the core how long the episode's context is."""
-        record = episode.sample.record
-        prompt = record.prompt_len
-        self._core.holds(episode.item, prompt=prompt, own=len(record) - prompt)
+        """Tell how long the episode's context is."""
+        if self._housing is not None:
+            record = episode.sample.record
+            prompt = record.prompt_len
+            self._housing.holds(episode.item, prompt=prompt, own=len(record) - prompt)
 
     def _goes_on(self, episode: _Episode, state: PartialRolloutState) -> bool:
         """Queue what the episode needs next; False: nothing, it stops here."""
-        if self._core.residency is not None:
-            self._take_note(episode)
+        self._take_note(episode)
         event = _NEEDS.get(state.status)
         if event is None:
             return False
@@ -396,7 +392,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     def gauges(self) -> dict[str, float]:
         """Episodes by stage; callable from any thread."""
-        return {str(stage): count for stage, count in self._core.counts().items()}
+        return {str(stage): len(place) for stage, place in self._core.places.items()}
 
     def whereabouts(self) -> list[str]:
         """Say of every submitted episode where it is; callable from any thread."""

@@ -20,9 +20,8 @@ _LINES: Final = {
 
 def ranking(scheduler: ActionScheduler) -> dict[str, list[dict[str, Any]]]:
     """Give every queue, the item that is next first; plain data."""
-    lines = scheduler.waiting()
     return {
-        name: [_standing(item) for stage in stages for item in lines[stage]]
+        name: [_standing(item) for stage in stages for item in scheduler.places[stage]]
         for name, stages in _LINES.items()
     }
 

@@ -15,6 +15,7 @@ from agentflow.scheduling import (
     Stage,
     WorkItem,
 )
+from agentflow.swe.kv_housing import KVHousing
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Policy
 from priority.residency import Residency
@@ -304,35 +305,37 @@ def test_a_high_item_does_not_wait_for_company() -> None:
 
 def hold(s: ActionScheduler, item: WorkItem, own: int) -> None:
     """End a generation and its command with so many tokens behind a prompt of 100."""
-    s.holds(item, prompt=100, own=own)
+    assert isinstance(s.housing, KVHousing)
+    s.housing.holds(item, prompt=100, own=own)
     generation_ended(s, item)
 
 
 def test_new_episodes_wait_until_the_engine_has_memory_for_them() -> None:
     """Two contexts fill it; the third enters when one has ended."""
     s = scheduler(generations=3)
-    s.residency = Residency(300, share=1.0)
+    s.housing = housing = KVHousing(Residency(300, share=1.0))
     first, second, third = arrive(s, 3)
     s.advance(first, Event.DISPATCHED, 0.0)
     s.advance(second, Event.DISPATCHED, 0.0)
-    s.holds(first, prompt=100, own=20)
-    s.holds(second, prompt=100, own=20)
+    housing.holds(first, prompt=100, own=20)
+    housing.holds(second, prompt=100, own=20)
     assert s.generate(0.0) == []
     s.advance(first, Event.FAILED, 0.0)
     assert names(s.generate(0.0)) == ["2"]
-    assert third in s.residency
+    assert housing.residency is not None
+    assert third in housing.residency
 
 
 def test_an_aged_item_that_the_engine_has_no_memory_for_is_not_passed_by_smaller_ones() -> None:
     """The one with the better rank would fit; it is the older one's turn, so both wait."""
     s = scheduler(LongestPredictedFirst(), generations=3, age_s=10)
-    s.residency = Residency(400, share=1.0)
+    s.housing = housing = KVHousing(Residency(400, share=1.0))
     inside, old, young = arrive(s, 3)
     for item, tokens, own in ((old, 1.0, 300), (young, 9.0, 0)):
         s.predict(item, tokens, generation=0)
-        s.holds(item, prompt=100, own=own)
+        housing.holds(item, prompt=100, own=own)
     s.advance(inside, Event.DISPATCHED, 0.0)
-    s.holds(inside, prompt=100, own=20)
+    housing.holds(inside, prompt=100, own=20)
     assert s.generate(11.0) == []
     s.advance(inside, Event.FAILED, 11.0)
     assert names(s.generate(11.0)) == ["1"]
@@ -341,7 +344,7 @@ def test_an_aged_item_that_the_engine_has_no_memory_for_is_not_passed_by_smaller
 def test_the_newest_is_parked_when_contexts_have_outgrown_memory_and_comes_back_first() -> None:
     """The oldest goes on; the parked one goes before those that never began."""
     s = scheduler(generations=2)
-    s.residency = Residency(1000, share=1.0)
+    s.housing = KVHousing(Residency(1000, share=1.0))
     first, second, _ = arrive(s, 3)
     assert names(s.generate(0.0)) == ["0", "1"]
     hold(s, first, 300)

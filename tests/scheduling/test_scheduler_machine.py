@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from agentflow.scheduling import (
+    LIVE,
     AbortReason,
     ActionScheduler,
     Event,
@@ -16,6 +18,7 @@ from agentflow.scheduling import (
     Stage,
     WorkItem,
 )
+from agentflow.swe.kv_housing import KVHousing
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Priority
 from priority.residency import Residency
@@ -82,8 +85,10 @@ class Machine(RuleBasedStateMachine):
             together=together,
         )
         self.scheduler = ActionScheduler(limits, policy)
-        if kv_tokens is not None:
-            self.scheduler.residency = Residency(kv_tokens)
+        self.housing = KVHousing(Residency(kv_tokens) if kv_tokens is not None else None)
+        self.scheduler.housing = self.housing
+        self.own = Counter[WorkItem]()
+        """Tokens behind its prompt, by item."""
         self.limits = limits
         self.now = 0.0
         self.count = 0
@@ -118,7 +123,8 @@ class Machine(RuleBasedStateMachine):
         causes = [cause for cause, victim in self.promised.items() if victim is item]
         self.running.remove(item)
         if item.stage is Stage.GENERATING:
-            self.scheduler.holds(item, prompt=10, own=item.footprint.own + 30)
+            self.own[item] += 30
+            self.housing.holds(item, prompt=10, own=self.own[item])
         self.scheduler.advance(item, event, self.now)
         if item.stage is Stage.FINALIZING:
             self.running.append(item)
@@ -207,6 +213,14 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
             assert self.generating() <= self.limits.generations
+            self.check_housing()
+
+    def check_housing(self) -> None:
+        """Exactly those hold a context that are between their first generation and their last."""
+        if (residency := self.housing.residency) is not None:
+            residency.check()
+            live = [item for item in self.items if item.stage in LIVE]
+            assert {i for i in live if i.stage is not Stage.FINALIZING} == set(residency)
 
     def teardown(self) -> None:
         """Left alone, every item ends: nothing is lost in a queue."""
