@@ -28,10 +28,11 @@ T = TypeVar("T", bound=Ranked)
 class RankQueue(Generic[T]):
     """High before low, then lowest rank, then first come.
 
-    Leaving is lazy: an entry whose ticket is not its item's is void, and dropped when it surfaces.
+    Leaving is lazy: an entry whose ticket nobody has is void, and dropped when it surfaces. Entries
+    hold no items, so that the garbage collector need not look at them.
     """
 
-    __slots__ = ("_ages", "_by_age", "_by_rank", "_len", "_tickets")
+    __slots__ = ("_ages", "_by_age", "_by_rank", "_members", "_tickets")
 
     def __init__(self, tickets: Iterator[int], *, ages: bool = True) -> None:
         """`tickets` counts up, shared by all lines that an item may be in.
@@ -40,44 +41,43 @@ class RankQueue(Generic[T]):
         """
         self._ages = ages
         self._tickets = tickets
-        self._by_rank: list[tuple[bool, float, int, T]] = []
-        self._by_age: list[tuple[bool, float, int, T]] = []
-        self._len = 0
+        self._members: dict[int, T] = {}
+        self._by_rank: list[tuple[bool, float, int]] = []
+        self._by_age: list[tuple[bool, float, int]] = []
 
     def __len__(self) -> int:
-        return self._len
+        return len(self._members)
 
     def __iter__(self) -> Iterator[T]:
         """All members, in the order in which they go."""
-        return (item for *_, ticket, item in sorted(self._by_rank) if ticket == item.ticket)
+        members = self._members
+        return (members[ticket] for *_, ticket in sorted(self._by_rank) if ticket in members)
 
     def add(self, item: T, *, first: bool = False) -> None:
         """Enter with the item's present class and rank; `first` among its equals, else last."""
         ticket = next(self._tickets)
         item.ticket = ticket = -ticket if first else ticket
-        self._len += 1
-        heapq.heappush(self._by_rank, (not item.high, item.rank, ticket, item))
+        self._members[ticket] = item
+        heapq.heappush(self._by_rank, (not item.high, item.rank, ticket))
         if self._ages:
-            heapq.heappush(self._by_age, (False, item.queued_at, ticket, item))
+            heapq.heappush(self._by_age, (False, item.queued_at, ticket))
 
     def discard(self, item: T) -> None:
         """Leave the line; the item must be in it."""
-        item.ticket = 0
-        self._len -= 1
+        del self._members[item.ticket]
 
     def first(self) -> T | None:
         """The member that goes next, or None."""
-        return _top(self._by_rank)
+        return self._top(self._by_rank)
 
     def oldest(self) -> T | None:
         """The member that has waited longest, or None."""
-        return _top(self._by_age)
+        return self._top(self._by_age)
 
-
-def _top(heap: list[tuple[bool, float, int, T]]) -> T | None:
-    while heap:
-        _, _, ticket, item = heap[0]
-        if ticket == item.ticket:
-            return item
-        heapq.heappop(heap)
-    return None
+    def _top(self, heap: list[tuple[bool, float, int]]) -> T | None:
+        while heap:
+            member = self._members.get(heap[0][2])
+            if member is not None:
+                return member
+            heapq.heappop(heap)
+        return None
