@@ -25,20 +25,18 @@ _FLOW_WORKER = "flow-worker"
 class AsyncioRunner:
     """Production runner, callable from any thread; `close` ends the threads it has started."""
 
+    now = staticmethod(time.monotonic)
+    """Seconds, which are those of every asyncio loop."""
+
+    wall_time = staticmethod(time.time)
+    """Seconds since the epoch."""
+
     def __init__(self, *, seed: int = 0, max_threads: int = MAX_THREADS) -> None:
         self._seed = seed
         self._max_threads = max_threads
         self._pool: ThreadPoolExecutor | None = None
         self._workers: dict[str, LoopThread] = {}
         self._lock = threading.Lock()
-
-    def now(self) -> float:
-        """Monotonic seconds, which are those of every asyncio loop."""
-        return time.monotonic()
-
-    def wall_time(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
 
     def random(self, name: str) -> random.Random:
         """Return a generator seeded by the run's seed and `name`."""

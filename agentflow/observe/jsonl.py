@@ -42,6 +42,8 @@ class JsonlEvents:
         self._now, self._wall_time = runner.now, runner.wall_time
         self._lock = threading.Lock()
         self._buffer = bytearray()
+        self._timed = False
+        """Whether a timer will flush it."""
         self._file: BinaryIO | None = None
         self._closed = False
         self.failure: OSError | None = None
@@ -49,23 +51,14 @@ class JsonlEvents:
 
     def emit(self, kind: str, episode: EpisodeId | None = None, /, **facts: Any) -> None:
         """Buffer one event."""
-        now, wall = self._now(), self._wall_time()
-        if episode is None:
-            record = {"t": now, "wall": wall, "kind": kind, **facts}
-        else:
-            uid, index = episode
-            head = {"t": now, "wall": wall, "kind": kind, "uid": uid, "replica_index": index}
-            record = head | facts if facts else head
-        line = orjson.dumps(record, str, orjson.OPT_APPEND_NEWLINE)
-        with self._lock:
-            if self._closed or self.failure is not None:
-                return
-            first = not self._buffer
-            self._buffer += line
-            if len(self._buffer) >= FLUSH_BYTES:
-                self._write()
-                return
-        if first:
+        record: dict[str, Any] = {"t": self._now(), "wall": self._wall_time(), "kind": kind}
+        if episode is not None:
+            record["uid"], record["replica_index"] = episode
+        record |= facts
+        self._buffer += orjson.dumps(record, str, orjson.OPT_APPEND_NEWLINE)  # one step: no lock
+        if len(self._buffer) >= FLUSH_BYTES:
+            self.flush()
+        elif not self._timed:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -74,34 +67,33 @@ class JsonlEvents:
         except RuntimeError:  # emitted outside of any loop, so that no timer would ring
             self.flush()
         else:
+            self._timed = True
             loop.call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
         """Write what is buffered."""
         with self._lock:
-            if not self._closed:
-                self._write()
+            self._timed = False  # first: what others add from here on gets a timer of its own
+            self._write()
 
     def close(self) -> None:
         """Write what is buffered and close the file. Idempotent."""
         with self._lock:
-            if self._closed:
-                return
             self._write()
             self._closed = True
             if self._file is not None:
                 self._file.close()
 
     def _write(self) -> None:
-        if not self._buffer or self.failure is not None:
+        rest = memoryview(bytes(self._buffer))
+        del self._buffer[: len(rest)]  # others may have added behind it
+        if not rest or self._closed or self.failure is not None:
             return
         try:
             if self._file is None:
                 self._file = self._path.open("ab", buffering=0)
-            rest = memoryview(bytes(self._buffer))
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.failure = error
             logger.warning("%s: events are lost from here on: %s", self._path, error.strerror)
-        self._buffer.clear()
