@@ -9,7 +9,6 @@ is cancelled ends as `cancelled`; when all are, as the run ends, the source hand
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 from agentflow.outcomes import make_fallback
@@ -44,7 +43,8 @@ class Dispatch:
         self._let_go = let_go
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._under_way: dict[EpisodeId, asyncio.Task[None]] = {}
+        self._under_way: dict[EpisodeId, asyncio.Task[None] | None] = {}
+        """None until the task takes its first step: one cancelled before that runs nothing."""
         self._unwanted: set[EpisodeId] = set()
         """Withdrawn, and not ended yet."""
         self._slots = asyncio.Semaphore(slots)
@@ -87,6 +87,7 @@ class Dispatch:
             await self._run()
         finally:
             self._tasks = None
+            self.running = 0  # some may have been cancelled before they began
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -102,19 +103,11 @@ class Dispatch:
             await self._until_resumed()
             await self._slots.acquire()
             sample = await self._source.get_sample()
-            if sample is None:
+            if sample is None or not await self._may_begin(sample):
                 break
-            if not await self._may_begin(sample):
-                break
-            if sample.episode in self._unwanted:
-                self._unwanted.remove(sample.episode)
-                self._source.abandon(sample)
-                self._slots.release()
-                continue
             self.running += 1
-            task = tasks.create_task(self._rolled_out(sample), name=str(sample.episode))
-            self._under_way[sample.episode] = task
-            task.add_done_callback(partial(self._ended, sample))
+            self._under_way[sample.episode] = None
+            tasks.create_task(self._rolled_out(sample), name=str(sample.episode))
 
     async def _until_resumed(self) -> None:
         while self._held():
@@ -137,12 +130,11 @@ class Dispatch:
         return begin
 
     def _withdraw(self, sample: RolloutSample) -> None:
-        task = self._under_way.get(sample.episode)
-        if task is None and sample.partial_agent_data is not None:
+        if sample.episode not in self._under_way and sample.partial_agent_data is not None:
             self._remove(sample)
             return
         self._unwanted.add(sample.episode)
-        if task is not None:
+        if (task := self._under_way.get(sample.episode)) is not None:
             task.cancel()
 
     def _remove(self, sample: RolloutSample) -> None:
@@ -150,8 +142,12 @@ class Dispatch:
             self._tasks.create_task(_awaited(self._let_go(sample)), name=f"drop {sample.episode}")
 
     async def _rolled_out(self, sample: RolloutSample) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way[sample.episode] = task
         try:
-            await self._rollout(sample)
+            if sample.episode not in self._unwanted:
+                await self._rollout(sample)
         except asyncio.CancelledError:
             if self._all_end() or sample.episode in self._unwanted:
                 raise
@@ -159,6 +155,8 @@ class Dispatch:
         except BaseException:
             self._failed = True
             raise
+        finally:
+            self._ended(sample, task)
 
     def _all_end(self) -> bool:
         """Whether a cancellation is the whole run's."""
