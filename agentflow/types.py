@@ -136,9 +136,11 @@ class Ending:
     """One sentence for a person."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartialRolloutState:
-    """What a step returns: the state machine's position between two actions."""
+class PartialRolloutState(NamedTuple):
+    """What a step returns: the state machine's position between two actions.
+
+    One is made for every action, and a tuple is the fastest to make.
+    """
 
     status: StepStatus
     pending_action: str | None = None
@@ -314,6 +316,7 @@ class EpisodeFacts:
 _NO_INT32: Final[NDArray[np.int32]] = np.empty(0, np.int32)
 _NO_INT8: Final[NDArray[np.int8]] = np.empty(0, np.int8)
 _NO_FLOAT32: Final[NDArray[np.float32]] = np.empty(0, np.float32)
+_NO_FACTS: Final = EpisodeFacts()
 """What a sample has before it has anything; shared by all of them."""
 
 
@@ -360,6 +363,6 @@ class RolloutSample:
     """Generated tokens of earlier attempts that were thrown away by a clean restart."""
     stale_tokens: int = 0
     """Those of them that were thrown away for being too old."""
-    facts: EpisodeFacts = field(default_factory=EpisodeFacts)
+    facts: EpisodeFacts = _NO_FACTS
     metadata: dict[str, Any] = field(default_factory=dict)
     """The trainer's own; carried through untouched."""

@@ -10,13 +10,12 @@ growth by half keeps that within twelve with spare capacity, and appending amort
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,15 +27,6 @@ NO_VERSION = -1
 _FIRST_CAPACITY = 256
 
 
-@dataclass(slots=True)
-class Span:
-    """A run of tokens of one kind: `[start, next span's start)`."""
-
-    start: int
-    version: int
-    """Weight version that generated the run, or NO_VERSION for rendered tokens."""
-
-
 class TokenRecord:
     """Append-only token arrays of one episode; a `TokenSink` for engines."""
 
@@ -44,7 +34,9 @@ class TokenRecord:
         self._ids: NDArray[np.int32] = np.empty(_FIRST_CAPACITY, np.int32)
         self._logprobs: NDArray[np.float32] = np.empty(_FIRST_CAPACITY, np.float32)
         self._len = 0
-        self._spans: list[Span] = []
+        self._runs: list[tuple[int, int]] = []
+        """Runs of tokens of one kind: start, and the weight version that generated it, or
+        NO_VERSION for rendered tokens. Plain tuples: the garbage collector forgets them."""
         self._prompt_len: int | None = None
 
     def __len__(self) -> int:
@@ -81,8 +73,8 @@ class TokenRecord:
             raise ValueError(f"length {length} is outside 0..{self._len}")
         self._len = length
         self._ids, self._logprobs = self._ids.copy(), self._logprobs.copy()  # views keep theirs
-        while self._spans and self._spans[-1].start >= length:
-            self._spans.pop()
+        while self._runs and self._runs[-1][0] >= length:
+            self._runs.pop()
         if self._prompt_len is not None and length <= self._prompt_len:
             self._prompt_len = None
 
@@ -93,8 +85,8 @@ class TokenRecord:
         self._reserve(end)
         self._ids[self._len : end] = ids
         self._logprobs[self._len : end] = logprobs
-        if not self._spans or self._spans[-1].version != version:
-            self._spans.append(Span(self._len, version))
+        if not self._runs or self._runs[-1][1] != version:
+            self._runs.append((self._len, version))
         self._len = end
 
     def _reserve(self, needed: int) -> None:
@@ -134,46 +126,47 @@ class TokenRecord:
     @property
     def weight_versions(self) -> NDArray[np.int32]:
         """Shape (r,): version that generated each token, NO_VERSION for rendered ones."""
-        starts = [span.start for span in self._spans]
-        versions = np.array([span.version for span in self._spans], np.int32)
-        return versions.repeat(np.diff([*starts, self._len]))[self.prompt_len :]
+        spans = list(self._spans())
+        versions = np.array([version for _, _, version in spans], np.int32)
+        return versions.repeat([end - start for start, end, _ in spans])[self.prompt_len :]
 
     def slice(
         self, start: int, end: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
         """Copy ids, log-probs and versions of `[start, end)`; also while others append behind."""
         versions = np.empty(end - start, np.int32)
-        spans = [span for span in list(self._spans) if span.start < end]
-        for span, after in zip(spans, [*spans[1:], None], strict=True):
-            until = after.start if after is not None else end
-            if until > start:
-                versions[max(span.start, start) - start : until - start] = span.version
+        for begun, ended, version in self._spans():
+            if ended > start and begun < end:
+                versions[max(begun, start) - start : min(ended, end) - start] = version
         return self._ids[start:end].copy(), self._logprobs[start:end].copy(), versions
 
     @property
     def response_mask(self) -> NDArray[np.int8]:
         """Shape (r,): 1 for generated tokens."""
-        mask: NDArray[np.bool_] = self.weight_versions != NO_VERSION
-        return mask.view(np.int8)
+        return mask_of(self.weight_versions)
 
     @property
     def generated(self) -> int:
         """How many tokens were generated."""
-        ends = self._span_ends()
-        return sum(
-            end - span.start
-            for span, end in zip(self._spans, ends, strict=True)
-            if span.version != NO_VERSION
-        )
+        return sum(end - start for start, end, version in self._spans() if version != NO_VERSION)
 
     @property
     def oldest_version(self) -> int | None:
         """The lowest weight version that generated a token; None while there is none."""
-        generated = [span.version for span in self._spans if span.version != NO_VERSION]
-        return min(generated, default=None)
+        return min((v for _, v in self._runs if v != NO_VERSION), default=None)
 
-    def _span_ends(self) -> list[int]:
-        return [span.start for span in self._spans[1:]] + [self._len] * bool(self._spans)
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """Start, end and version of each run."""
+        runs = list(self._runs)  # others may append
+        ends = [start for start, _ in runs[1:]]
+        ends.append(self._len)
+        return ((start, end, version) for (start, version), end in zip(runs, ends, strict=False))
+
+
+def mask_of(versions: NDArray[np.int32]) -> NDArray[np.int8]:
+    """Give 1 where an engine generated the token."""
+    mask: NDArray[np.bool_] = versions != NO_VERSION
+    return mask.view(np.int8)
 
 
 def _grown(old: NDArray[ScalarT], used: int, capacity: int) -> NDArray[ScalarT]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from agentflow.aio import boundary, shielded
+from agentflow.engine.token_record import mask_of
 from agentflow.engine.turns import TurnModel
 from agentflow.errors import (
     BootstrapFailed,
@@ -440,9 +441,9 @@ class SWEAgentFlow:
         assert model is not None
         dc_sample.prompts = record.prompts.copy()
         dc_sample.responses = record.responses.copy()
-        dc_sample.response_mask = record.response_mask
         dc_sample.rollout_log_prob = record.rollout_log_prob.copy()
         dc_sample.weight_versions = record.weight_versions
+        dc_sample.response_mask = mask_of(dc_sample.weight_versions)
         dc_sample.rewards = float(sample.reward or 0.0)
         dc_sample.result = rollout.result
         dc_sample.ending = rollout.ending

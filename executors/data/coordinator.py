@@ -15,14 +15,13 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agentflow.errors import AgentflowError
 from agentflow.observe.events import NullEvents
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
-from executors.data.books import Books, DeadGroups, Outcome
+from executors.data.books import Books, DeadGroups, Outcome, afresh
 from executors.data.groups import Group, GroupRules
 from executors.data.observers import Observers
 from executors.runs.sample_rows import ended_facts
@@ -391,7 +390,4 @@ class DataCoordinator:
 def replicas(sample: RolloutSample, *, n: int) -> list[RolloutSample]:
     """Copy a prompt `n` times, as replicas 0 to n - 1 of one group."""
     uid = sample.episode.uid
-    return [
-        replace(sample, episode=EpisodeId(uid=uid, replica_index=i), metadata={**sample.metadata})
-        for i in range(n)
-    ]
+    return [afresh(sample, episode=EpisodeId(uid=uid, replica_index=i)) for i in range(n)]

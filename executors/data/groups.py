@@ -8,7 +8,7 @@ stand-in, masked and with its cause. Pure; the coordinator calls it under its lo
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -70,7 +70,7 @@ class _Open:
     refills: int = 0
     trains: bool = True
     """Validation is not counted."""
-    failures: Counter[Cause] = field(default_factory=Counter)
+    failures: dict[Cause, int] = field(default_factory=dict)
 
 
 class Groups:
@@ -127,7 +127,9 @@ class Groups:
     def add(self, samples: Sequence[RolloutSample]) -> Iterator[tuple[str, int]]:
         """Open groups, or widen them; yields each uid and how many of it have not ended."""
         for sample in samples:
-            group = self._open.setdefault(sample.episode.uid, _Open())
+            group = self._open.get(sample.episode.uid)
+            if group is None:
+                group = self._open[sample.episode.uid] = _Open()
             group.size += 1
             group.trains = not sample.validate
             group.waiting[sample.episode] = False
@@ -162,7 +164,7 @@ class Groups:
     def failed(self, episode: EpisodeId, cause: Cause) -> int:
         """Count a failure of a prompt; returns how many it has had for this cause."""
         failures = self._open[episode.uid].failures
-        failures[cause] += 1
+        failures[cause] = failures.get(cause, 0) + 1
         return failures[cause]
 
     def ended(self, sample: RolloutSample) -> int:

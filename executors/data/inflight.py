@@ -7,7 +7,6 @@ a version, and nothing is sorted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -17,19 +16,14 @@ if TYPE_CHECKING:
     from agentflow.types import EpisodeId
 
 
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    worker: str
-    gen_turn_seq: int = -1
-    """Generation that the prediction was made after."""
-
-
 class InflightRegistry:
     """Episodes in flight by identity, and groups by uid."""
 
     def __init__(self) -> None:
-        self._entries: dict[EpisodeId, _Entry] = {}
+        self._worker: dict[EpisodeId, str] = {}
         self._predicted: dict[EpisodeId, float] = {}
+        self._gen_turn_seq: dict[EpisodeId, int] = {}
+        """Generation that the prediction was made after."""
         self._group_left: dict[str, int] = {}
         self._version = 0
         self._snapshot = PrioritySnapshot()
@@ -37,20 +31,22 @@ class InflightRegistry:
         """Predictions and reports that came too late and were discarded."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._worker)
 
     def __contains__(self, episode: object) -> bool:
-        return episode in self._entries
+        return episode in self._worker
 
     def add(self, episode: EpisodeId, worker: str) -> None:
         """An episode generates at `worker` from now on."""
-        self._entries[episode] = _Entry(worker=worker)
+        self._worker[episode] = worker
+        self._gen_turn_seq.pop(episode, None)
         self._version += 1
 
     def discard(self, episode: EpisodeId) -> None:
         """It does no more."""
-        if self._entries.pop(episode, None) is not None:
+        if self._worker.pop(episode, None) is not None:
             self._predicted.pop(episode, None)
+            self._gen_turn_seq.pop(episode, None)
             self._version += 1
 
     def predict(self, episode: EpisodeId, tokens: float, *, worker: str, gen_turn_seq: int) -> bool:
@@ -60,11 +56,11 @@ class InflightRegistry:
         """
         if not 0 <= tokens < float("inf"):
             raise ValueError(f"{episode}: {tokens!r} predicted tokens; it must be a finite number")
-        entry = self._entries.get(episode)
-        if entry is None or entry.worker != worker or gen_turn_seq <= entry.gen_turn_seq:
+        seen = self._gen_turn_seq.get(episode, -1)
+        if self._worker.get(episode) != worker or gen_turn_seq <= seen:
             self.stale += 1
             return False
-        entry.gen_turn_seq = gen_turn_seq
+        self._gen_turn_seq[episode] = gen_turn_seq
         self._predicted[episode] = tokens
         self._version += 1
         return True
