@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from agentflow.scheduling import stages as at
 from agentflow.scheduling.items import AbortReason, WorkItem
-from agentflow.scheduling.stages import FOR_GENERATION, IN_FLIGHT, LIVE, OUT, WAITING, Event
+from agentflow.scheduling.stages import (
+    FOR_GENERATION,
+    IN_FLIGHT,
+    LIVE,
+    OUT,
+    TRANSITIONS,
+    WAITING,
+    Event,
+    IllegalTransition,
+)
 from priority.ordered_set import OrderedSet
 from priority.rank_queue import RankQueue
 from priority.snapshot import PrioritySnapshot
@@ -109,7 +118,9 @@ class ActionScheduler:
 
     def advance(self, item: WorkItem, event: Event, now: float) -> None:
         """Move `item` by `event`. Raises IllegalTransition and changes nothing."""
-        stage = item.stage.after(event)
+        stage = TRANSITIONS.get((item.stage, event))
+        if stage is None:
+            raise IllegalTransition(f"event {event} is not allowed at stage {item.stage}")
         if stage in FOR_GENERATION:
             self.reclassify(item)
         self._leave(item)
@@ -180,6 +191,8 @@ class ActionScheduler:
         if (promised := self._queues[at.PROMISED].first()) is not None:
             return promised
         resuming = self._head(at.RESUMING, now)
+        if resuming is not None and not self._ages:
+            return resuming
         pending = self._head(at.PENDING, now) if self.live < self._limits.live else None
         if pending is not None and self.housing is not None and not self.housing.fits(pending):
             pending = None  # and smaller ones do not pass it

@@ -31,13 +31,6 @@ class Stage(StrEnum):
     LEFT = "left"
     """Was interrupted by a weight sync; out of the scheduler, comes back as a new item."""
 
-    def after(self, event: Event) -> Stage:
-        """Where `event` moves an item that is here. Raises IllegalTransition."""
-        try:
-            return TRANSITIONS[self, event]
-        except KeyError:
-            raise IllegalTransition(f"event {event} is not allowed at stage {self}") from None
-
 
 class Event(StrEnum):
     """What can happen to an item."""

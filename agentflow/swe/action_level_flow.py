@@ -183,10 +183,12 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
                 raise
             raise episode.bug from None
         finally:
-            if item.stage not in OUT:  # its caller has gone, or it hit a bug
-                await shielded(self._withdraw(episode))
-            del self._episodes[item]
-            self._moved.set()
+            try:
+                if item.stage not in OUT:  # its caller has gone, or it hit a bug
+                    await shielded(self._withdraw(episode))
+            finally:
+                del self._episodes[item]
+                self._moved.set()
 
     async def _withdraw(self, episode: _Episode) -> None:
         self._advance(episode.item, Event.FAILED)
@@ -301,7 +303,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._advance(episode.item, Event.REWARDED)
 
     def _take_note(self, episode: _Episode) -> None:
-        """Tell how long the episode's context is."""
+        """Tell how long the episode's context is, where that matters."""
         if self._housing is not None:
             record = episode.sample.record
             prompt = record.prompt_len

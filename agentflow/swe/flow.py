@@ -43,7 +43,7 @@ from agentflow.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import (
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
         RuntimeBuilder,
     )
     from agentflow.types import EpisodeId, RolloutSample
+
+    Step = Coroutine[Any, Any, PartialRolloutState]
 
 logger = logging.getLogger(__name__)
 
@@ -179,21 +181,17 @@ class SWEAgentFlow:
 
     # --- steps --------------------------------------------------------------------------------
 
-    async def run_start_step(self, sample: SWESample) -> PartialRolloutState:
+    def run_start_step(self, sample: SWESample) -> Step:
         """Start the environment ahead of the first generation, unless a resume found it."""
-        return await self._step(sample, sample.m.rollout.state, self._start(sample))
+        return self._step(sample, sample.m.rollout.state, self._start(sample))
 
-    async def run_generation_step(
-        self, sample: SWESample, state: PartialRolloutState | None
-    ) -> PartialRolloutState:
+    def run_generation_step(self, sample: SWESample, state: PartialRolloutState | None) -> Step:
         """Start the environment if there is none, then generate one turn."""
-        return await self._step(sample, state, self._generate(sample))
+        return self._step(sample, state, self._generate(sample))
 
-    async def run_env_step(
-        self, sample: SWESample, state: PartialRolloutState
-    ) -> PartialRolloutState:
+    def run_env_step(self, sample: SWESample, state: PartialRolloutState) -> Step:
         """Run the pending command."""
-        return await self._step(sample, state, self._act(sample, state))
+        return self._step(sample, state, self._act(sample, state))
 
     async def _step(
         self,
