@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,23 @@ class LosesTokens(Broken):
         await super().run()
 
 
+class HidesTokens(Broken):
+    """Says of every sample that less was generated for it."""
+
+    async def run(self) -> None:
+        """Tamper with what has ended."""
+        told = self.source._on_ended
+        assert told is not None
+
+        def tell(sample: RolloutSample) -> None:
+            fewer = sample.facts.generated_tokens // 2
+            sample.facts = replace(sample.facts, generated_tokens=fewer)
+            told(sample)
+
+        self.source._on_ended = tell
+        await super().run()
+
+
 class FailsToClose(Broken):
     """Has a bug at its end."""
 
@@ -166,6 +184,7 @@ class Crashes(Broken):
         (LeavesEnvironments, "was left behind"),
         (LosesSamples, "never ended"),
         (LosesTokens, "submitted after"),
+        (HidesTokens, "tokens are unaccounted for"),
         (Hangs, "hung"),
         (FailsToClose, "raised AssertionError: not closed"),
         (Crashes, "raised AssertionError: a bug"),
