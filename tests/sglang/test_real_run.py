@@ -27,6 +27,13 @@ async def run(url: str, out: Path, *options: str, tasks: int = 4) -> str:
     settings = [f"engine.model={MODEL}", "sampling.max_new_tokens=40", *options]
     for setting in settings:
         words += ["--set", setting]
+    code, printed = await command(*words)
+    assert code == 0, printed
+    return printed
+
+
+async def command(*words: str) -> tuple[int | None, str]:
+    """Call `agentflow` in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -36,8 +43,19 @@ async def run(url: str, out: Path, *options: str, tasks: int = 4) -> str:
         stderr=asyncio.subprocess.STDOUT,
     )
     printed, _ = await process.communicate()
-    assert process.returncode == 0, printed.decode()
-    return printed.decode()
+    return process.returncode, printed.decode()
+
+
+async def test_the_demonstration_tells_what_a_model_did(sglang_url: str, tmp_path: Path) -> None:
+    """This one speaks at random: every turn is told as malformed, and that no command ran fails."""
+    out = tmp_path / "run"
+    words = ["demo-llm", "--engine", sglang_url, "--model", str(MODEL), "--limit", "1"]
+    code, printed = await command(*words, "--out", str(out))
+    assert code == 1, printed
+    assert "5 turns: 0 commands executed (0 with return code 0), 5 malformed; reward 0" in printed
+    (trajectory,) = (out / "trajectories").iterdir()
+    messages = json.loads(trajectory.read_text())["messages"]
+    assert sum(m["role"] == "assistant" for m in messages) == 8 + 5
 
 
 async def test_samples_are_what_the_server_reported(sglang_url: str, tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import VOCAB, Sink, request
 from test_sglang_events import block, event
 
 from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
-from agentflow.errors import EngineDied, EngineRejected
+from agentflow.errors import EngineDied, EngineRejected, EngineUnreachable
 from agentflow.types import FinishReason, ModelInfo
 
 if TYPE_CHECKING:
@@ -139,6 +141,25 @@ async def test_what_never_ends_is_not_kept(
         await fails(engine, error, message)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"message": "too long", "code": 400}},
+        {"error": "too long"},
+        {"object": "error", "message": "too long", "code": 400},
+    ],
+    ids=["openai", "text", "object"],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_errors_of_every_shape_are_read(answer: dict[str, Any], *, streamed: bool) -> None:
+    """As the answer itself, or as an event of a stream that began in good order."""
+    body = json.dumps(answer).encode()
+    head = b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n" % len(body)
+    parts = [CHUNKED, chunk(block(body))] if streamed else [head, body]
+    async with rude(parts) as engine:
+        await fails(engine, EngineRejected, "^HTTP 400: too long$")
+
+
 @pytest.mark.parametrize("then", ["hang", "reset"])
 async def test_after_the_last_event_nothing_matters(then: str) -> None:
     """A generation has ended with its finish reason, whatever the connection does then."""
@@ -147,3 +168,21 @@ async def test_after_the_last_event_nothing_matters(then: str) -> None:
         async with asyncio.timeout(20):
             result = await engine.generate(request(), sink)
         assert (sink.ids, result.finish) == ([5, 6], FinishReason.LENGTH)
+
+
+@pytest.mark.slow
+async def test_a_host_that_does_not_answer_has_its_own_deadline() -> None:
+    """No connection in time: the request never ran, and the error names the deadline."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        with socket.create_connection(address):  # the one that waits; nobody else gets in
+            config = SglangConfig(
+                urls=(f"http://127.0.0.1:{address[1]}",),
+                vocab_size=VOCAB,
+                deadlines=Deadlines(connect_s=0.2),
+            )
+            async with SglangEngine(config) as engine:
+                engine._info = INFO
+                await fails(engine, EngineUnreachable, r"no connection in 0\.2 s")

@@ -94,6 +94,7 @@ async def test_a_replica_that_is_gone_gets_no_work() -> None:
             assert sink.ids == expected(32)
 
 
+@pytest.mark.slow
 async def test_when_all_are_gone_each_generation_says_so() -> None:
     """A typed error that says that the request never ran."""
     async with fleet(2) as (servers, engine):

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from support import Sink, expected, fleet, request
+from support import Sink, expected, fleet, request, until
 
 from agentflow.engine.sglang import Deadlines, PauseMode, SglangEngine
 from agentflow.errors import EngineAdminFailed, GenerationAborted
@@ -79,3 +79,24 @@ async def sync_cleanly(engine: SglangEngine, mode: PauseMode) -> None:
 def check_resumed(servers: list[FakeSglang]) -> None:
     """No server may be paused."""
     assert [server.scheduler.pause_mode for server in servers] == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(PauseMode))
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_sync_that_is_cancelled_leaves_nothing_paused(mode: PauseMode, call: str) -> None:
+    """Whoever updates may be cancelled in the middle of any call."""
+    async with fleet(2) as (servers, engine):
+        servers[1].faults.hanging_calls[call] = 1
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(sync(engine, mode))
+            await until(lambda: not servers[1].faults.hanging_calls[call])
+            task.cancel()
+        assert task.cancelled()
+        if call == "/continue_generation":
+            await engine.resume()
+        check_resumed(servers)
+        await sync_cleanly(engine, mode)
+        sink = Sink()
+        await engine.generate(request(), sink)
+        assert sink.ids == expected(32, version="2")

@@ -32,6 +32,7 @@ class AdminCalls:
         router.add_get("/v1/loads", self._loads)
         router.add_get("/metrics", self._metrics)
         router.add_get("/ready", self._nothing)
+        router.add_get("/health", self._health)
         router.add_get("/workers", self._workers)
         router.add_post("/abort_request", self._abort)
         router.add_post("/pause_generation", self._pause)
@@ -94,6 +95,12 @@ class AdminCalls:
         self._note(request)
         return web.Response()
 
+    async def _health(self, request: web.Request) -> web.Response:
+        """Generate a token, as the real one does: no answer while paused."""
+        self._note(request)
+        await self._server.until(lambda: self._server.scheduler.pause_mode is None)
+        return web.Response()
+
     # --- doing --------------------------------------------------------------------------------
 
     async def _abort(self, request: web.Request) -> web.Response:
@@ -136,7 +143,7 @@ class AdminCalls:
             return _success(ok=False, message=wire.NO_SESSION.format(call=call))
         if self._server.faults.takes("refused_updates"):
             return _success(ok=False, message="Failed to get weights iterator: no such file.")
-        await self._quiet()
+        await self._server.until(lambda: not self._server.scheduler.busy)  # or paused
         self._server.scheduler.version = body.get("weight_version") or "default"
         if body.get("flush_cache", True) and not self._server.scheduler.can_flush:
             return _success(ok=False, message=wire.NOT_FLUSHED)
@@ -155,16 +162,6 @@ class AdminCalls:
             return _success(ok=False, message=wire.SESSION_CLOSED)
         self.session = False
         return _success(ok=True, message="Success")
-
-    async def _quiet(self) -> None:
-        """Wait for running requests, unless they are paused."""
-        scheduler, waiter = self._server.scheduler, self._server.waiter()
-        try:
-            while scheduler.busy:
-                waiter.clear()
-                await waiter.wait()
-        finally:
-            self._server.leave(waiter)
 
     async def _succeed(self, request: web.Request) -> web.Response:
         await self._body(request)

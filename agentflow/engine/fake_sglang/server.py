@@ -23,6 +23,7 @@ from agentflow.engine.fake_sglang.stream import Stream
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -71,7 +72,6 @@ class FakeSglang:
         self.calls: list[str] = []
         """Paths of all other calls, in order."""
         self.dead = False
-        self._death = asyncio.Event()
         self._admin = AdminCalls(self)
         self._waiters: set[asyncio.Event] = set()
         self._transports: set[asyncio.BaseTransport] = set()
@@ -106,7 +106,6 @@ class FakeSglang:
     async def die(self) -> None:
         """Break every connection and stop listening, as a killed process does. Idempotent."""
         self.dead = True
-        self._death.set()
         if self._tick is not None:
             self._tick.cancel()
         for transport in self._transports:
@@ -141,6 +140,16 @@ class FakeSglang:
         """Set `event` no more."""
         self._waiters.discard(event)
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds or the server is dead."""
+        waiter = self.waiter()
+        try:
+            while not (condition() or self.dead):
+                waiter.clear()
+                await waiter.wait()
+        finally:
+            self.leave(waiter)
+
     # --- requests -----------------------------------------------------------------------------
 
     @web.middleware
@@ -152,7 +161,7 @@ class FakeSglang:
         if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         if self.faults.takes_call("hanging_calls", request.path):
-            await self._death.wait()
+            await self.until(lambda: False)
         answer = await handler(request)
         if self.faults.takes_call("lost_answers", request.path) and request.transport is not None:
             request.transport.abort()

@@ -6,6 +6,7 @@ JSON parser spends most of its time on making objects of the twenty fields that 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -54,6 +55,13 @@ class ErrorEvent(msgspec.Struct):
     error: Any
 
 
+class PlainError(msgspec.Struct, tag_field="object", tag="error"):
+    """An error in the other of SGLang's shapes."""
+
+    message: str
+    code: int | None = None
+
+
 Event = TokenEvent | ErrorEvent
 
 _PLAIN = b"data: {"
@@ -61,6 +69,7 @@ _DONE = b"[DONE]"
 _BETWEEN = b"\n\ndata: "
 _LAST = b"data: [DONE]\n\n"
 _decode_error = msgspec.json.Decoder(ErrorEvent).decode
+_decode_plain_error = msgspec.json.Decoder(PlainError).decode
 _tokens = msgspec.json.Decoder(TokenEvent)
 
 
@@ -123,7 +132,14 @@ def _event(payload: bytes) -> Event:
     try:
         return _tokens.decode(payload)
     except msgspec.DecodeError as error:
-        try:
-            return _decode_error(payload)
-        except msgspec.DecodeError:
-            raise error from None
+        return _error_event(payload, error)
+
+
+def _error_event(payload: bytes, reason: msgspec.DecodeError) -> ErrorEvent:
+    """Read an error in one shape or the other. Raises `reason` where it is neither."""
+    with suppress(msgspec.DecodeError):
+        return _decode_error(payload)
+    with suppress(msgspec.DecodeError):
+        plain = _decode_plain_error(payload)
+        return ErrorEvent(error={"message": plain.message, "code": plain.code})
+    raise reason
