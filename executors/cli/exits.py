@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from agentflow.errors import AgentflowError, ConfigError
+from executors.runs.logs import says_something
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +65,7 @@ def show_warnings(*, tracebacks: bool) -> None:
         return
     console = Console(stderr=True)
     handler = RichHandler(logging.WARNING, console, show_time=False, show_path=False)
+    handler.addFilter(says_something)
     if not tracebacks:
         handler.addFilter(lambda record: record.exc_info is None)
     root.addHandler(handler)

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+def says_something(record: logging.LogRecord) -> bool:
+    """Leave out what stamina says of every retry: it names nothing, and who retries tells of it."""
+    return record.name != "stamina"
+
+
 class _QuietFileHandler(logging.FileHandler):
     """A log that cannot be written must not drown the error that the run reports anyway."""
 
@@ -33,6 +38,7 @@ def logging_to(path: Path, *, level: int = logging.INFO) -> Iterator[None]:
     with writing(path):
         handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setLevel(level)
+    handler.addFilter(says_something)
     handler.setFormatter(logging.Formatter(_FORMAT))
     before = root.level
     root.addHandler(handler)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from agentflow.types import EpisodeId
 from executors.runs.files import LineFile, OutputError, write_atomic
+from executors.runs.logs import logging_to
 from executors.runs.sample_rows import trajectory_name
 
 
@@ -57,3 +59,12 @@ def test_a_trajectorys_name_stays_in_its_folder(uid: str) -> None:
     assert "/" not in file
     assert len(file.encode()) < 150
     assert EpisodeId(uid=uid).key in file
+
+
+def test_a_log_tells_of_retries_once(tmp_path: Path) -> None:
+    """A storm of retries does not fill it with lines that name nothing; everything else is kept."""
+    path = tmp_path / "run.log"
+    with logging_to(path):
+        logging.getLogger("stamina").warning("stamina.retry_scheduled")
+        logging.getLogger("agentflow.engine").warning("found no place")
+    assert [line.split(": ")[1] for line in path.read_text().splitlines()] == ["found no place"]

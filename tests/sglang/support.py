@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from engine_contract import CollectingSink
 
 from agentflow.engine.fake_sglang import FakeModel, FakeOptions, FakeSglang
 from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
@@ -17,32 +18,8 @@ if TYPE_CHECKING:
 
 VOCAB = 512
 PROMPT = tuple(range(10, 42))
+Sink = CollectingSink
 MODEL = FakeModel(vocab_size=VOCAB, eos_id=VOCAB - 1)
-
-
-class Sink:
-    """Collects tokens and wakes who waits for the n-th."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self._changed = asyncio.Event()
-
-    def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Take tokens."""
-        assert len(ids) == len(logprobs)
-        self.ids += ids
-        self.logprobs += logprobs
-        self.versions += [version] * len(ids)
-        self._changed.set()
-
-    async def reached(self, count: int) -> None:
-        """Wait for `count` tokens."""
-        async with asyncio.timeout(30):
-            while len(self.ids) < count:
-                self._changed.clear()
-                await self._changed.wait()
 
 
 def request(

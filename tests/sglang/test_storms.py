@@ -17,6 +17,7 @@ from agentflow.errors import (
     EngineUnreachable,
     GenerationAborted,
 )
+from executors.runs.logs import says_something
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,8 +47,8 @@ async def test_a_full_queue_at_one_replica_is_the_others_work() -> None:
         assert len(servers[0].bodies) < 20  # asked at most once each
 
 
-async def test_a_storm_of_full_queues_is_sat_out() -> None:
-    """Many more turns away than four: what waits for a place gets one, at every replica."""
+async def test_a_storm_of_full_queues_is_sat_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Many more turns away than four: what waits for a place gets one, and one line tells of it."""
     async with fleet(2) as (servers, engine):
         for server in servers:
             server.faults.overloaded = 40
@@ -56,6 +57,9 @@ async def test_a_storm_of_full_queues_is_sat_out() -> None:
         assert ends == [None] * 20
         assert all(sink.ids == expected(32) for sink in sinks)
         assert sum(len(server.bodies) for server in servers) == 100
+    told = [record.message for record in caplog.records if says_something(record)]
+    assert len(told) == 1
+    assert "queue is full" in told[0]
 
 
 @pytest.mark.slow

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
-from support import MODEL, PROMPT, VOCAB, Sink, expected, pair, request, until
+from support import MODEL, PROMPT, Sink, expected, fleet, pair, request, until
 
-from agentflow.engine.fake_sglang import FakeOptions, FakeSglang
-from agentflow.engine.sglang import Deadlines, PauseMode, SglangConfig, SglangEngine
+from agentflow.engine.sglang import Deadlines, PauseMode, SglangEngine
 from agentflow.errors import EngineAdminFailed, GenerationAborted
 from agentflow.types import FinishReason, GenerationResult
 
@@ -211,8 +209,7 @@ async def test_pausing_twice_is_an_error(second: PauseMode) -> None:
 
 async def test_a_pause_that_fails_on_one_replica_leaves_none_paused() -> None:
     """The error names the replica; both generate afterwards."""
-    async with AsyncExitStack() as stack:
-        one, two, engine = await _two_replicas(stack)
+    async with fleet(2) as ((one, two), engine):
         two.faults.failing_calls["/pause_generation"] = 1
         with pytest.raises(EngineAdminFailed, match=two.url):
             await engine.pause(PauseMode.RETRACT)
@@ -236,8 +233,7 @@ async def test_a_resume_that_fails_is_raised_and_can_be_repeated() -> None:
 
 async def test_every_replica_gets_the_new_weights() -> None:
     """Two replicas, one update: both generate under it."""
-    async with AsyncExitStack() as stack:
-        one, two, engine = await _two_replicas(stack)
+    async with fleet(2) as ((one, two), engine):
         async with engine.paused(PauseMode.ABORT):
             await engine.update_weights_from_disk("/weights/3", version=3)
         assert (one.scheduler.version, two.scheduler.version) == ("3", "3")
@@ -261,8 +257,7 @@ async def test_the_other_ways_to_update_reach_the_server() -> None:
 @pytest.mark.parametrize("failing", ["/begin_weight_update", "/update_weights_from_tensor"])
 async def test_an_update_that_fails_leaves_no_session_open(failing: str) -> None:
     """Whichever call fails on one of two replicas, the next update finds none in its way."""
-    async with AsyncExitStack() as stack:
-        one, two, engine = await _two_replicas(stack)
+    async with fleet(2) as ((one, two), engine):
         two.faults.failing_calls[failing] = 1
         with pytest.raises(EngineAdminFailed, match=f"{two.url}{failing}"):
             await engine.update_weights_from_tensor(["AAAA"], version=1)
@@ -280,13 +275,3 @@ async def test_a_session_that_somebody_left_open_is_told_and_closed() -> None:
             await engine.update_weights_from_tensor(["AAAA"], version=2)
         await engine.update_weights_from_tensor(["AAAA"], version=3)
         assert server.scheduler.version == "3"
-
-
-async def _two_replicas(stack: AsyncExitStack) -> tuple[FakeSglang, FakeSglang, SglangEngine]:
-    options = FakeOptions(model=MODEL)
-    one = await stack.enter_async_context(FakeSglang(options))
-    two = await stack.enter_async_context(FakeSglang(options))
-    config = SglangConfig(urls=(one.url, two.url), vocab_size=VOCAB)
-    engine = await stack.enter_async_context(SglangEngine(config))
-    await engine.info()
-    return one, two, engine

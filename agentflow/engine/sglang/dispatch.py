@@ -6,6 +6,7 @@ EngineUnreachable, which says that it does not run.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import stamina
@@ -29,6 +30,10 @@ _WAIT_MAX_S = 1.0
 _WAIT_JITTER_S = 0.1
 """What a full queue turned away at once must not come back at once."""
 
+_TELL_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
 
 class Dispatch:
     """Sends requests, checked already, for one engine."""
@@ -38,6 +43,7 @@ class Dispatch:
         self._routing = routing
         self._clock = clock
         self._limit_s = limit_s
+        self._tell_again_at = 0.0
 
     async def run(
         self, request: GenerationRequest, sink: TokenSink, flight: Flight
@@ -61,8 +67,17 @@ class Dispatch:
                     self._routing.forget(request.rid)
                     if not isinstance(error, EngineOverloaded):
                         self._routing.let_rest(replica)
+                    if isinstance(error, EngineUnreachable):
+                        self._tell(error)
                     raise
         raise AssertionError("unreachable: the policy returns or raises")
+
+    def _tell(self, error: EngineUnreachable) -> None:
+        """Log that generations find no place, once for all that do so at that time."""
+        now = self._clock.now()
+        if now >= self._tell_again_at:
+            self._tell_again_at = now + _TELL_EVERY_S
+            log.warning("a generation found no place, as others may: %s", error)
 
 
 class _Patience:
