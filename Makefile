@@ -51,6 +51,7 @@ test-bench: setup
 # Every benchmark, and where it moved from its baseline. Accept what is meant to have moved with
 # `python -m benchmarks.gate NAME --refresh`.
 bench: setup
+	$(PIP) 'matplotlib>=3.8,<4'
 	scripts/with-docker.sh sh -c '$(IMAGE) && $(BIN)/python -m benchmarks.gate'
 
 IMAGE := $(BIN)/python -m agentflow.swe.environment.docker.base_image

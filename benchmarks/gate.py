@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentflow.errors import ConfigError
-from benchmarks.report import read_figures
+from benchmarks.report import output_folder, read_figures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ class Gate:
     """One benchmark, and which of its figures are held to the baseline."""
 
     arguments: tuple[str, ...]
+    """Module and options; `{out}` is the folder of the files."""
     exact: bool = False
     """All figures are, to the last digit."""
     lower: tuple[str, ...] = ()
@@ -56,7 +57,10 @@ class Gate:
 
 
 GATES: Final = {
-    "rollout": Gate(arguments=("benchmarks.rollout", "--other-seeds", "2"), exact=True),
+    "rollout": Gate(
+        arguments=("benchmarks.rollout", "--other-seeds", "2", "--plot", "{out}/slots.png"),
+        exact=True,
+    ),
     "rollout_quick": Gate(
         arguments=(
             *("benchmarks.rollout", "--seeds", "1"),
@@ -141,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "name", nargs="*", help=f"of {', '.join(GATES)}; else all but the quick one"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the files")
+    parser.add_argument(
+        "--out", type=output_folder, default="runs/bench", help="folder of the files"
+    )
     parser.add_argument(
         "--from", dest="from_", metavar="FILE", type=Path, help="take this file, run nothing"
     )
@@ -152,10 +158,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(name: str, options: argparse.Namespace) -> Result:
     gate, path = GATES[name], options.out / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     began, before = time.monotonic(), _children_s()
-    done = subprocess.run([sys.executable, "-m", *gate.arguments, "--json", str(path)], check=False)
+    asked = [word.format(out=options.out) for word in gate.arguments]
+    done = subprocess.run([sys.executable, "-m", *asked, "--json", str(path)], check=False)
     result = Result(seconds=time.monotonic() - began, cpu_s=_children_s() - before)
     if done.returncode:
         result.failure = f"exit code {done.returncode}"

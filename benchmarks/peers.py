@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,10 @@ VERL: Final = (
 
 def main() -> None:
     """Play with everybody there is, print the table, write the file."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if options.verl_python is not None and not os.access(options.verl_python, os.X_OK):
+        parser.error(f"argument --verl-python: {options.verl_python} is no interpreter")
     if options.install_verl is not None:
         install_verl(options.install_verl)
         return

@@ -40,6 +40,16 @@ def output_file(text: str) -> Path:
     return path
 
 
+def output_folder(text: str) -> Path:
+    """Take a command line's path of a folder to write into, and make it."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be made: {error.strerror}") from error
+    return path
+
+
 def show(figures: Mapping[str, float]) -> None:
     """Print a table."""
     table = Table("figure", "value")

@@ -22,14 +22,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import output_file, write_report
+from benchmarks.report import output_file, output_folder, write_report
 from benchmarks.rollout_goals import goals, goals_table
 from benchmarks.rollout_policies import CONTAINERS, JUDGED, POLICIES
 from benchmarks.rollout_run import play
@@ -38,6 +37,7 @@ from benchmarks.slot_trace import write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from benchmarks.rollout_run import Outcome
 
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "--other-seeds", type=_count, help=f"at most so many but for {', '.join(JUDGED)}"
     )
     parser.add_argument("--plot", type=output_file, help="write slot use over time as PNG")
-    parser.add_argument("--trace", type=Path, help="write a trace of every first run here")
+    parser.add_argument("--trace", type=output_folder, help="write a trace of every first run here")
     parser.add_argument("--workers", type=_count, default=os.cpu_count(), help="processes")
     return parser
 

@@ -152,6 +152,7 @@ def test_figures_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
         (["--seeds", "0"], "'0' must be a number from 1 on"),
         (["--workers", "two"], "'two' must be a number from 1 on"),
         (["--json", "/proc/nowhere/f.json"], "/proc/nowhere/f.json cannot be written"),
+        (["--trace", "/proc/nowhere"], "/proc/nowhere cannot be made"),
         (["--json", "/"], "/ cannot be written; it must be a file's path"),
     ],
 )
