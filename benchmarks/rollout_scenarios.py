@@ -92,7 +92,7 @@ SCENARIOS = {
         about="an update that aborts, in mid-step", groups=16, sync_at_s=600.0, update_s=20.0
     ),
     "stream": Scenario(
-        about="asynchronous: 12 groups in flight, updates in place",
+        about="12 groups in flight, updates in place",
         groups=24,
         stream=12,
         sync_every=4,

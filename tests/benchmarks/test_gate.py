@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from benchmarks.engine_rivals import CLIENTS
 from benchmarks.gate import BASELINES, GATES, Gate, compare, main
 from benchmarks.report import read_figures
-from benchmarks.rollout_goals import goals
+from benchmarks.rollout import COLUMNS
+from benchmarks.rollout_goals import goals, readme_table
+from benchmarks.rollout_policies import POLICIES
 from benchmarks.rollout_scenarios import SCENARIOS
 
 if TYPE_CHECKING:
@@ -102,3 +105,22 @@ def test_what_runs_in_every_test_run_has_its_baseline() -> None:
         f"gain.{scenario}.fcfs" for scenario in SCENARIOS
     }
     assert [goal for goal in goals(figures) if not goal.reached] == []
+
+
+def test_all_scenarios_and_policies_have_an_exact_baseline() -> None:
+    """In every column, and it reaches all five goals."""
+    figures = read_figures(BASELINES / "rollout.json")
+    assert GATES["rollout"].exact
+    named = {tuple(name.split(".")) for name in figures}
+    columns = {column for column, *_ in named}
+    assert named == set(product(columns, SCENARIOS, POLICIES))
+    assert columns == set(COLUMNS)
+    assert [goal.reached for goal in goals(figures)] == [True] * 5
+
+
+def test_the_readme_tells_the_baseline() -> None:
+    """Its table is this one, digit by digit."""
+    figures = read_figures(BASELINES / "rollout.json")
+    table = readme_table(figures)
+    readme = (BASELINES.parents[1] / "README.md").read_text()
+    assert table in readme, f"its table must be:\n{table}"

@@ -216,3 +216,11 @@ def test_who_looks_on_sees_every_task_go_on_from_an_await_and_none_begin() -> No
         await asyncio.sleep(1)
 
     assert run_virtual(main()) == ["t", "t"]
+
+
+def test_a_closed_loop_takes_nothing_more() -> None:
+    """As asyncio's own loops."""
+    loop = VirtualLoop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.call_soon(print)
