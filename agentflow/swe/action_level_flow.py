@@ -150,13 +150,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             )
         return sample
 
-    async def submit_sample(self, sample: SWESample, dc_sample: RolloutSample) -> None:
+    def submit_sample(
+        self, sample: SWESample, dc_sample: RolloutSample
+    ) -> Coroutine[Any, Any, None]:
         """Run an episode to its end on the flow worker and fill `dc_sample` in.
 
         Raises RolloutGenerationAborted, with `partial_agent_data` set, when a weight sync
         interrupted it. Cancelling the wait ends the episode and removes its environment.
         """
-        await self._runner.on_flow_worker(self._submit_sample_async(sample, dc_sample))
+        return self._runner.on_flow_worker(self._submit_sample_async(sample, dc_sample))
 
     async def _submit_sample_async(self, sample: SWESample, dc_sample: RolloutSample) -> None:
         loop = self._ensure_scheduler()
