@@ -27,7 +27,8 @@ from agentflow.errors import (
 )
 from agentflow.outcomes import save_partial, write_off
 from agentflow.scheduling import OUT, AbortReason, ActionScheduler, Event, Stage
-from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation, driven_by_actions
+from agentflow.swe.agent_kinds import driven_by_actions
+from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
 from agentflow.swe.kv_housing import KVHousing
 from agentflow.swe.waiting_lines import ranking
 from agentflow.types import Cause, StepStatus, SyncMode
@@ -341,7 +342,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._advance(item, Event.NEEDS_GENERATION)
         else:
             await self.on_abort(sample, state if self._partial_rollout else WITHDRAWN)
-            self._core.detached += self._keeps_env(sample.episode)
+            self._core.detached += self._envs.keeps(sample.episode)
             save_partial(sample, dc_sample)
             self._advance(item, Event.INTERRUPTED)
             raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
@@ -449,7 +450,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self._runner.on_flow_worker(self._give_up(sample))
 
     async def _give_up(self, sample: SWESample) -> None:
-        self._core.detached -= self._keeps_env(sample.episode)
+        self._core.detached -= self._envs.keeps(sample.episode)
         await self.on_abort(sample, WITHDRAWN)
 
     async def close(self) -> None:

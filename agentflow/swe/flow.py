@@ -1,13 +1,12 @@
 """SWEAgentFlow: the steps of a software-engineering episode.
 
-Owns the live environment of every episode in progress, from its start to `finalize` or `on_abort`;
-an environment outlives an interruption and is found again by the episode's identity. Expected
+The environment of every episode in progress (`held_envs`) lives from its start to `finalize` or
+`on_abort`; it outlives an interruption and is found again by the episode's identity. Expected
 failures become the state's `ending` here; anything else is a bug and propagates.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,9 +15,7 @@ from agentflow.aio import boundary, shielded
 from agentflow.engine.token_record import mask_of
 from agentflow.engine.turns import TurnModel
 from agentflow.errors import (
-    BootstrapFailed,
     DiffFailed,
-    EnvDied,
     EnvStartFailed,
     EpisodeError,
     EvalFailed,
@@ -27,8 +24,10 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import NullEvents
 from agentflow.outcomes import write_off
-from agentflow.protocols import ActionLevelAgent, Detaching, EnvAware, Leasing
+from agentflow.protocols import Leasing
 from agentflow.runner import AsyncioRunner
+from agentflow.swe.agent_kinds import driven_by_actions
+from agentflow.swe.held_envs import HeldEnvs, attach
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.types import (
     DEFAULT_WORKDIR,
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import (
+        ActionLevelAgent,
         AgentBuilder,
-        ContainerEnv,
         ContainerEnvBuilder,
         EventSink,
         Keeper,
@@ -90,10 +89,7 @@ class SWEAgentFlow:
         self._events = events if events is not None else NullEvents()
         self._on_turn = on_turn
         self._keeper = keeper
-        self._envs: dict[EpisodeId, ContainerEnv] = {}
-        self._detaching = env if isinstance(env, Detaching) and keeper is None else None
-        self._leases: dict[EpisodeId, Any] = {}
-        """Of interrupted episodes whose environments were let go; kept ones are held all along."""
+        self._envs = HeldEnvs(env, runner=self._runner, events=self._events, keeper=keeper)
 
     # --- before -------------------------------------------------------------------------------
 
@@ -121,13 +117,13 @@ class SWEAgentFlow:
         assert partial.model is not None
         partial.attempt = attempt
         partial.model.bind(self.model, attempt=attempt)
-        if partial.episode in self._envs:
-            _attach(partial, self._envs[partial.episode])
+        if (env := self._envs.get(partial.episode)) is not None:
+            attach(partial, env)
         self._events.emit("resumed", partial.episode, attempt=attempt)
         return partial
 
     async def _is_at_hand(self, partial: SWESample) -> bool:
-        held = partial.episode in self._envs or await self._take_back(partial)
+        held = partial.episode in self._envs or await self._envs.take_back(partial)
         return held or await self._come_back(partial)
 
     async def _come_back(self, partial: SWESample) -> bool:
@@ -141,15 +137,8 @@ class SWEAgentFlow:
                 # Its command may have run, wholly or in part: nobody knows what the files are.
                 await self.env.release(lease)
                 return False
-            try:
-                with boundary(EnvStartFailed):
-                    self._envs[partial.episode] = await self.env.attach(lease)
-                    if self._keeper is not None:
-                        await self.env.hold(lease, journal=self._keeper.place)
-            except EpisodeError as exc:
-                logger.info("%s starts anew: %s", partial.episode, exc)
+            if not await self._envs.inherit(partial, lease):
                 return False
-            partial.m.lease = lease
         with boundary(PreprocessFailed):  # its materials do not travel
             partial.m.runtime = await self._runner.to_thread(self.runtime.build, partial)
         return True
@@ -232,7 +221,7 @@ class SWEAgentFlow:
 
     async def _start(self, sample: SWESample) -> PartialRolloutState:
         if sample.episode not in self._envs and not _is_judged_next(sample):
-            await self._start_env(sample)
+            await self._envs.start(sample)
         return sample.m.rollout.state or _NEEDS_GENERATION
 
     async def _generate(self, sample: SWESample) -> PartialRolloutState:
@@ -241,7 +230,7 @@ class SWEAgentFlow:
             return state
         env = self._envs.get(sample.episode)
         if env is None:
-            env = await self._start_env(sample)
+            env = await self._envs.start(sample)
         agent = sample.m.agent
         assert agent is not None
         assert sample.model is not None
@@ -263,6 +252,8 @@ class SWEAgentFlow:
 
     async def _act(self, sample: SWESample, state: PartialRolloutState) -> PartialRolloutState:
         agent, command = sample.m.agent, state.pending_action
+        env = self._envs.get(sample.episode)
+        assert env is not None
         assert agent is not None
         assert command is not None
         status = StepStatus.ABORTED
@@ -270,9 +261,7 @@ class SWEAgentFlow:
             await self._keeper.kept()
         self._events.emit("command_started", sample.episode)
         try:
-            status, _ = await cast("ActionLevelAgent", agent).env_step(
-                self._envs[sample.episode], command
-            )
+            status, _ = await cast("ActionLevelAgent", agent).env_step(env, command)
         finally:
             self._events.emit("command_ended", sample.episode, status=status)
         return self._after(sample, status, None)
@@ -292,87 +281,6 @@ class SWEAgentFlow:
         cause = _CAUSE_OF[rollout.result or SWERolloutResult.FAILURE]
         return Ending(cause=cause, phase="generation")
 
-    # --- the environment ----------------------------------------------------------------------
-
-    async def _start_env(self, sample: SWESample) -> ContainerEnv:
-        began = self._runner.now()
-        self._events.emit("env_starting", sample.episode)
-        with boundary(EnvStartFailed):
-            env = await self.env.start(sample.m.data.container_args)
-        ready = False
-        try:
-            with boundary(BootstrapFailed):
-                await _runtime(sample).bootstrap(env)
-            ready = True
-        finally:
-            if not ready:
-                await shielded(env.stop())
-        self._envs[sample.episode] = env
-        sample.m.rollout.image = str(env.template_vars().get("image", ""))
-        _attach(sample, env)
-        await self._lease(sample, env)
-        sample.m.rollout.environment_s += self._runner.now() - began
-        self._events.emit("env_started", sample.episode)
-        return env
-
-    async def _lease(self, sample: SWESample, env: ContainerEnv) -> None:
-        """Let another process find the environment, where single actions are kept."""
-        keeper, builder, agent = self._keeper, self.env, sample.m.agent
-        if keeper is None or agent is None or not isinstance(builder, Leasing):
-            return
-        if driven_by_actions(agent):
-            sample.m.lease = builder.lease(env)
-            keeper.keep(sample)
-            await keeper.kept()  # first: what no journal knows of must be swept
-            await builder.hold(sample.m.lease, journal=keeper.place)
-
-    async def _stop_env(self, sample: SWESample) -> None:
-        env = self._envs.pop(sample.episode, None)
-        lease = self._leases.pop(sample.episode, None)
-        sample.m.lease = None
-        if env is not None:
-            await shielded(env.stop())
-        elif lease is not None and self._detaching is not None:
-            await shielded(self._detaching.release(lease))
-        else:
-            return
-        self._events.emit("env_stopped", sample.episode)
-
-    def _keeps_env(self, episode: EpisodeId) -> bool:
-        """Whether an episode has an environment here, held or let go."""
-        return episode in self._envs or episode in self._leases
-
-    async def _detach_env(self, sample: SWESample) -> None:
-        """Let go of an environment under a lease, where its builder can."""
-        env = self._envs.get(sample.episode)
-        if env is None or self._detaching is None:
-            return
-        try:
-            with boundary(EnvDied):
-                lease = await self._detaching.detach(env)
-        except EpisodeError as exc:  # then the next attempt starts clean
-            _log(sample.episode, exc)
-            await self._stop_env(sample)
-        else:
-            del self._envs[sample.episode]
-            self._leases[sample.episode] = sample.m.lease = lease
-
-    async def _take_back(self, partial: SWESample) -> bool:
-        """Attach to what was let go here; False when it is gone, and the episode starts clean."""
-        lease = self._leases.get(partial.episode)
-        if lease is None or self._detaching is None:
-            return False
-        partial.m.lease = None
-        try:
-            with boundary(EnvDied):
-                env = await self._detaching.attach(lease)
-        except EpisodeError as exc:
-            _log(partial.episode, exc)
-            return False
-        del self._leases[partial.episode]
-        self._envs[partial.episode] = env
-        return True
-
     # --- after --------------------------------------------------------------------------------
 
     async def finalize(self, sample: SWESample, state: PartialRolloutState) -> None:
@@ -389,15 +297,15 @@ class SWEAgentFlow:
             _log(sample.episode, exc)
             sample.m.rollout.ending = exc.ending()
         finally:
-            await self._stop_env(sample)
+            await self._envs.stop(sample)
 
     async def on_abort(self, sample: SWESample, state: PartialRolloutState) -> None:
         """Keep the environment of an interrupted episode for its next attempt; remove others."""
         if state.ending is not None and state.ending.cause is Cause.WEIGHT_SYNC:
-            await shielded(self._detach_env(sample))
+            await shielded(self._envs.detach(sample))
             self._events.emit("env_detached", sample.episode)
         else:
-            await self._stop_env(sample)
+            await self._envs.stop(sample)
 
     async def give_up(self, sample: SWESample) -> None:
         """Remove the environment of an interrupted episode that will not go on."""
@@ -464,17 +372,7 @@ class SWEAgentFlow:
 
     async def close(self) -> None:
         """Remove the environments of episodes that were interrupted and never resumed."""
-        await shielded(self._close())
-
-    async def _close(self) -> None:
-        for env in list(self._envs.values()):
-            await env.stop()
-        self._envs.clear()
-        for lease in self._leases.values():
-            assert self._detaching is not None  # leases come from it
-            await self._detaching.release(lease)
-        self._leases.clear()
-        await self.env.close()
+        await shielded(self._envs.close())
 
 
 def _log(episode: EpisodeId, exc: EpisodeError) -> None:
@@ -503,29 +401,11 @@ _CAUSE_OF = {
 """For agents that tell only how they left, not why."""
 
 
-def driven_by_actions(agent: object) -> bool:
-    """Whether an agent takes single actions."""
-    kind: Any = type(agent)
-    return _fits(kind, ActionLevelAgent)
-
-
-@functools.cache
-def _fits(kind: Any, protocol: Any) -> bool:
-    """Whether a class fits a protocol; asked once, because that is slow."""
-    return issubclass(kind, protocol)
-
-
 def _is_judged_next(sample: SWESample) -> bool:
     """Whether an episode is over but for its judgement, which needs its patch alone."""
     state = sample.m.rollout.state
     over = state is not None and state.status is StepStatus.TERMINATED
     return over and sample.m.rollout.patch is not None
-
-
-def _attach(sample: SWESample, env: ContainerEnv) -> None:
-    kind: Any = type(sample.m.agent)
-    if _fits(kind, EnvAware):
-        cast("EnvAware", sample.m.agent).attach(env)
 
 
 def _runtime(sample: SWESample) -> Runtime:

@@ -44,7 +44,7 @@ class Interrupted:
         with pytest.raises(RolloutGenerationAborted):
             await running
         await self.flow.resume_generations()
-        (lease,) = self.flow._leases.values()
+        (lease,) = self.flow._envs.leases.values()
         return str(lease.container)
 
     def lease(self) -> dict[str, object]:

@@ -141,7 +141,7 @@ async def test_another_flow_takes_it_over() -> None:
     """The sample's lease is enough, as when it goes to another worker."""
     world = await interrupted()
     heir = world.stage.flow()
-    world.flow._leases.clear()
+    world.flow._envs.leases.clear()
     world = Interrupted(heir, world.engine, world.envs, world.stage, world.sample)
     assert (await world.resume()).rewards == 1.0
     assert (heir._core.detached, world.envs.started, world.envs.live) == (0, 2, set())
