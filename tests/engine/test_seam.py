@@ -68,6 +68,20 @@ def test_stop_strings_span_seams(answer: str, aborts: list[int], chunk: int, bud
     asyncio.run(both())
 
 
+@pytest.mark.parametrize(("answer", "text"), [("go OBSERVE on", "go OBSERVE"), ("中文字", "中文")])
+def test_a_stop_string_is_met_over_a_seam_at_each_of_its_tokens(answer: str, text: str) -> None:
+    """Aborted behind each token in turn, also twice, nothing is generated past it."""
+    length = len(FOLDER.tokenizer.encode(text))
+    assert length > 2
+    for first in range(1, length):
+        for second in (0, 1):
+            engine = engine_of([answer], [first, second], chunk_tokens=1)
+            model = model_of(engine, stop=("OBSERVE", "中文"))
+            _, turn = asyncio.run(converse(model, ["hi"]))
+            assert turn["content"] == text
+            assert len(model._record.responses) == length
+
+
 class Overrun:
     """An engine whose first request is aborted with the token that completes a stop string."""
 
