@@ -66,7 +66,7 @@ def goals_table(found: list[Goal]) -> Table:
 def readme_table(figures: Mapping[str, float]) -> str:
     """Return README's table of all scenarios."""
     rows = [
-        "| scenario | ρ slots | ρ containers | ρ fcfs | fcfs against containers |",  # noqa: RUF001
+        "| scenario | ρ slots | ρ containers | ρ fcfs | fcfs, times as fast as containers |",  # noqa: RUF001
         "|---|---|---|---|---|",
     ]
     for scenario, what in SCENARIOS.items():
