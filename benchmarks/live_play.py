@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from agentflow.types import ContainerSpec, RolloutSample
     from benchmarks.peer_work import Episode, Workload
 
+_AHEAD: Final = 10
+"""One in so many generations more than slots: it waits at the server, so that a slot that is free
+takes it without a round trip."""
 POLICIES: Final = ("trajectory_slots", "trajectory_containers", "fcfs")
 
 
@@ -123,7 +126,7 @@ def _scheduling(workload: Workload) -> Scheduling:
     live = workload["containers"]
     rollout = RolloutConfig(
         max_concurrency=live,
-        gen_concurrency=workload["slots"],
+        gen_concurrency=workload["slots"] + max(1, workload["slots"] // _AHEAD),
         async_factor=1.0,
         start_concurrency=live,
         reward_concurrency=live,
