@@ -211,6 +211,15 @@ async def test_a_killed_side_helper_is_told(builder: DockerEnvBuilder) -> None:
         assert await env.read_file("ran", max_bytes=100) == b"x\n"
 
 
+async def test_the_kernel_takes_commands_before_the_agent(builder: DockerEnvBuilder) -> None:
+    """When memory runs out, every command is a better victim than the helper."""
+    async with await builder.start(ContainerSpec()) as env:
+        for _ in range(2):
+            lowered = "until [ $(cat /proc/1/oom_score_adj) = 0 ]; do :; done"
+            scores = await env.execute(f"{lowered}; cat /proc/self/oom_score_adj", timeout_s=20)
+            assert scores.output == b"500\n"
+
+
 async def test_the_agents_memory_is_closed(builder: DockerEnvBuilder) -> None:
     """A command of the same user reads neither the helper's memory nor its descriptors."""
     async with await builder.start(ContainerSpec()) as env:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agentflow.swe.environment.docker.wire import Ended, Hello
 
+BROKEN = "the connection to the session broke"
 HELLO_S = 20.0
 """For a connection, and for an answer to a hello on it: a helper kills for up to 6 s."""
 
@@ -95,15 +96,23 @@ class Link:
         except TimeoutError as error:
             raise StreamLost(f"the session says nothing for {HELLO_S:g} s") from error
 
-    def end_of(self, number: int) -> asyncio.Future[Ended]:
-        """Return a future for a command's end, which may have come already; else StreamLost."""
+    async def ended(self, number: int, *, within_s: float) -> Ended | None:
+        """Wait for a command's end, which may have come already; None where it does not come.
+
+        Raises StreamLost. The future is awaited itself, and given up with the wait: one turn of
+        the loop less for every command.
+        """
+        if self._last is not None and self._last.id == number:
+            return self._last
+        if not self.alive:
+            raise StreamLost(BROKEN)
         self._end = asyncio.get_running_loop().create_future()
         self._awaited = number
-        if self._last is not None and self._last.id == number:
-            self._end.set_result(self._last)
-        elif not self.alive:
-            self._lost()
-        return self._end
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._end
+        except TimeoutError:
+            return None
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -128,5 +137,5 @@ class Link:
     def _lost(self) -> None:
         for waiting in (self._hello, self._end):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(StreamLost("the connection to the session broke"))
+                waiting.set_exception(StreamLost(BROKEN))
                 waiting.exception()  # retrieved here: whoever waited may be gone

@@ -8,6 +8,7 @@ trusts the other side: while a command runs, its helper is asked for a sign of l
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from typing import TYPE_CHECKING, Protocol
 
@@ -184,40 +185,34 @@ class HelperSession:
     async def _attempt(self, request: bytes, timeout_s: float | None) -> Ended:
         number = self._current
         link, hello = await self._connected()
-        end = link.end_of(number)
         if hello is None or number not in {hello.running, hello.last}:
             link.write(request)
         elif hello.last == number:
             link.write(wire.frame(wire.LAST))
         try:
-            return await self._wait(link, end, timeout_s)
+            return await self._wait(link, number, timeout_s)
         except asyncio.CancelledError:
             link.write(wire.frame(wire.KILL))
-            await asyncio.wait({end}, timeout=GRACE_S)
-            if not end.done():
+            if await link.ended(number, within_s=GRACE_S) is None:
                 await self._drop_link()
             raise
 
-    async def _wait(self, link: Link, end: asyncio.Future[Ended], timeout_s: float | None) -> Ended:
-        """Wait past the helper's own deadline, then clear, then give the connection up."""
-        try:
-            async with asyncio.timeout(None if timeout_s is None else timeout_s + GRACE_S):
-                await self._watch(link, end)
-        except TimeoutError:
-            link.write(wire.frame(wire.CLEAR))
-            await asyncio.wait({end}, timeout=CLEAR_S)
-        if not end.done():
-            raise StreamLost("no answer past the command's deadline")
-        return end.result()
+    async def _wait(self, link: Link, number: int, timeout_s: float | None) -> Ended:
+        """Wait past the helper's own deadline, then clear, then give the connection up.
 
-    async def _watch(self, link: Link, end: asyncio.Future[Ended]) -> None:
-        """Wait as long as the helper runs the command and says so. Raises StreamLost."""
-        while not end.done():
-            await asyncio.wait({end}, timeout=BEAT_S)
-            if not end.done():
-                hello = await link.hello()
-                if hello.running != self._current and not end.done():
-                    raise StreamLost("the helper does not run the command")
+        As long as there is time the helper must say, now and then, that it runs the command.
+        """
+        now = asyncio.get_running_loop().time
+        give_up_at = math.inf if timeout_s is None else now() + timeout_s + GRACE_S
+        while (left_s := give_up_at - now()) > 0:
+            if (end := await link.ended(number, within_s=min(BEAT_S, left_s))) is not None:
+                return end
+            if left_s > BEAT_S and (await link.hello()).running != number:
+                break
+        link.write(wire.frame(wire.CLEAR))
+        if (end := await link.ended(number, within_s=CLEAR_S)) is not None:
+            return end
+        raise StreamLost("no answer past the command's deadline")
 
 
 def _killed_with_its_helper(number: int) -> Ended:

@@ -25,6 +25,8 @@ static struct {
     int64_t oom_kills;                 // of the cgroup when it started; -1 unknown
 } now = {.output = -1};
 static struct buffer last_end;
+static int oom_fd = -1;
+static char own_oom[8];
 static void (*watch_pipe)(int fd);
 static char chunk[65536];
 
@@ -33,6 +35,23 @@ int command_output_fd(void) { return now.output; }
 void command_leave_pipes(void (*watch)(int fd)) { watch_pipe = watch; }
 
 // --- out of memory ---------------------------------------------------------------------------
+
+// The kernel shall pick commands, not the helper, when memory runs out: a command is started with the
+// helper's own score raised, which needs a descriptor from the time when it was dumpable.
+static const char OOM_OF_COMMANDS[] = "500";
+
+void command_prepare(void) {
+    int fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
+    if (fd < 0) return;
+    oom_fd = fcntl(fd, F_DUPFD_CLOEXEC, 10);
+    close(fd);
+    if (pread(oom_fd, own_oom, sizeof own_oom - 1, 0) <= 0) own_oom[0] = 0;
+    if (atoi(own_oom) >= atoi(OOM_OF_COMMANDS)) own_oom[0] = 0;  // they get no less than it has
+}
+
+static void set_oom(const char *score) {
+    if (own_oom[0] && write(oom_fd, score, strlen(score)) < 0) own_oom[0] = 0;
+}
 
 static int64_t read_oom_kills(void) {
     static const char *const paths[] = {"/sys/fs/cgroup/memory.events",
@@ -198,7 +217,7 @@ static void complain(const char *what, int error) {
 // Runs in the vforked child: only system calls and the stack.
 static _Noreturn void become(struct request *r, int in, int out) {
     static sigset_t none;
-    int adjust, code = EXIT_NOT_RUNNABLE;
+    int code = EXIT_NOT_RUNNABLE;
     setsid();
     if (r->flags & RUN_BLOB_IS_FD3) {
         dup2(in, 3);  // `in` and `out` are above 3: the helper keeps 0 to 3 on /dev/null
@@ -209,11 +228,6 @@ static _Noreturn void become(struct request *r, int in, int out) {
     dup2(in, 0);
     dup2(out, 1);
     dup2(out, 2);
-    // The kernel shall pick commands, not the helper, when memory runs out.
-    if ((adjust = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC)) >= 0) {
-        if (write(adjust, "500", 3) < 0) {}
-        close(adjust);
-    }
     if (chdir(r->cwd)) {
         complain(r->cwd, errno);
         _exit(code);
@@ -242,9 +256,11 @@ static void start(struct request *r) {
         return fail_start(error);
     }
     now.deadline_us = r->timeout_ms ? now.started_us + r->timeout_ms * 1000ULL : 0;
+    set_oom(OOM_OF_COMMANDS);
     now.pid = vfork();
     if (!now.pid) become(r, in, out[1]);
     int error = errno;
+    set_oom(own_oom);
     close(in);
     close(out[1]);
     if (now.pid < 0) {

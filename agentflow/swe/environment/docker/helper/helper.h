@@ -67,6 +67,7 @@ void tree_share(void);                       // others live here: never kill(-1)
 int tree_kill(int keep_spared, pid_t child, int *status, int *child_dead);  // 0, or 1: survivors
 
 // command.c: the one command.
+void command_prepare(void);                  // before the helper becomes undumpable
 void command_request(char *data, size_t size);
 int command_running(void);
 int command_output_fd(void);                 // -1 when there is nothing to read

@@ -61,6 +61,7 @@ static void drop_background_output(void) {
 
 static void take_over(void) {
     sigset_t all, handled;
+    command_prepare();
     // Undumpable: commands of the same user get no way to our memory or descriptors.
     prctl(PR_SET_DUMPABLE, 0);
     request_fd = fcntl(0, F_DUPFD_CLOEXEC, 10);
