@@ -7,8 +7,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from docker_tools import docker, our_containers
+from docker_tools import docker, our_containers, owner_of
 from mortal_engine import mortal_engine
+
+from agentflow.swe.environment.docker.owner import is_alive, myself
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +20,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Fail the test when containers of ours are there afterwards that were not there before."""
+    """Fail the test when containers of ours are there afterwards that were not there before.
+
+    Those of another process that lives are its own business: tests may share an engine.
+    """
     before = set(our_containers())
     yield
-    assert set(our_containers()) <= before
+    owners = {name: owner_of(name) for name in set(our_containers()) - before}
+    left = {name for name, by in owners.items() if by and (by == myself() or not is_alive(by))}
+    assert not left
 
 
 @pytest.fixture(scope="session", autouse=True)

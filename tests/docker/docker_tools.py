@@ -25,6 +25,13 @@ def our_containers() -> list[str]:
     return found.split()
 
 
+def owner_of(container: str) -> str:
+    """Who made a container; "" for one that is gone."""
+    return docker(
+        "inspect", "-f", f'{{{{index .Config.Labels "{OWNER_LABEL}"}}}}', container, check=False
+    )
+
+
 async def engine_event(container: str, event: str, *, count: int = 1) -> None:
     """Wait until the engine has told of so many events of a container, past ones included."""
     process = await asyncio.create_subprocess_exec(

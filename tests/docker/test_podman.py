@@ -38,14 +38,6 @@ def podman() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """Fail the test when containers of ours are there afterwards that were not there before."""
-    before = set(our_containers())
-    yield
-    assert set(our_containers()) <= before
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared_builder() -> AsyncIterator[DockerEnvBuilder]:
     """One builder for all tests of the contract."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from attacks import ATTACKS
 from bench import FIX, JUDGE, REPOSITORY, Bench, write_all
-from docker_tools import PATIENCE_S, ROOT, docker, our_containers
+from docker_tools import PATIENCE_S, ROOT, our_containers, owner_of
 
 from agentflow.engine.conversation import Conversation
 from agentflow.engine.tamper_policy import Tampering, TamperPolicy
@@ -218,12 +218,7 @@ async def killed_run(out: Path) -> set[str]:
         events.kill()
         await process.wait()
         await events.wait()
-    return {name for name in our_containers() if f"/{process.pid}/" in owner(name)}
-
-
-def owner(container: str) -> str:
-    """Who made it."""
-    return docker("inspect", "-f", f'{{{{index .Config.Labels "{OWNER_LABEL}"}}}}', container)
+    return {name for name in our_containers() if f"/{process.pid}/" in owner_of(name)}
 
 
 @pytest.mark.parametrize("by", ["clean", "run"])
