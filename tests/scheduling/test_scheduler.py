@@ -19,6 +19,7 @@ from agentflow.swe.kv_housing import KVHousing
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Policy
 from priority.residency import Residency
+from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -224,6 +225,31 @@ def test_longest_predicted_goes_first_once_it_is_known() -> None:
         s.predict(item, tokens, generation=0)
     s.advance(items[0], Event.TERMINATED, 0.0)
     assert names(s.generate(0.0)) == ["2"]
+
+
+def test_environments_start_by_the_policy_where_they_are_few() -> None:
+    """What is known of episodes that have not begun decides who begins: here the longest."""
+    s = scheduler(LongestPredictedFirst(), starts=1)
+    lengths = {EpisodeId(uid=str(i)): tokens for i, tokens in enumerate((5.0, 9.0, 7.0))}
+    s.snapshot = PrioritySnapshot(version=1, predicted=lengths)
+    for episode in lengths:
+        s.submit(episode, 0.0)
+    (longest,) = s.interact(0.0)
+    assert longest.episode.uid == "1"
+    s.advance(longest, Event.STARTED, 1.0)
+    assert names(s.interact(1.0)) == ["2"]
+
+
+def test_rewards_go_before_commands_and_both_before_starts() -> None:
+    """They all want environments: a finished episode does not wait for one that begins."""
+    s = scheduler(generations=3)
+    items = arrive(s, 2)
+    begin(s)
+    s.submit(EpisodeId(uid="new"), 0.0)
+    s.advance(items[0], Event.NEEDS_ENV_STEP, 0.0)
+    s.advance(items[1], Event.TERMINATED, 0.0)
+    s.advance(items[1], Event.FINALIZED, 0.0)
+    assert names(s.interact(0.0)) == ["1", "0", "new"]
 
 
 def test_a_stale_prediction_is_discarded() -> None:
