@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from world import World, assert_same_tokens
+from world import ByChance, World, assert_same_tokens, turns
 
 from agentflow.runner import AsyncioRunner
 from agentflow.types import SyncMode
+from executors.data.coordinator import WorkerGivenUp
+
+if TYPE_CHECKING:
+    from executors.worker import RolloutWorker
 
 
 @pytest.fixture
@@ -130,6 +136,78 @@ async def test_cancelling_a_worker_from_another_thread_leaves_nothing(
     await worker._flow.close()  # type: ignore[attr-defined]
     world.coordinator.check()
     assert world.coordinator.counts().leased == 0
+    assert not world.envs.live
+    runner.close()
+
+
+class Crew:
+    """Two workers on threads of their own; one that is lost is replaced under a new name."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world, self.chance = world, chance
+        self.workers: dict[asyncio.Task[None], RolloutWorker] = {}
+        self.names = itertools.count(1)
+        self.flows: list[Any] = []
+
+    def hire(self) -> None:
+        """Start one more."""
+        worker = self.world.make_worker(f"w{next(self.names)}")
+        self.flows.append(self.world.flow)
+        self.workers[asyncio.ensure_future(worker.run())] = worker
+
+    async def lose_some(self) -> None:
+        """Cancel a worker, or give it up while it runs on, at six random moments."""
+        for _ in range(6):
+            await turns(self.chance.randint(1, 400))
+            if self.workers:
+                run = self.chance.choice(list(self.workers))
+                if self.chance.random() < 0.5:
+                    run.cancel()
+                else:
+                    self.world.coordinator.release_worker(self.workers[run].name)
+
+    async def work(self) -> None:
+        """Work until all samples have ended."""
+        for _ in range(2):
+            self.hire()
+        while self.workers:
+            done, _ = await asyncio.wait(self.workers, return_when=asyncio.FIRST_COMPLETED)
+            for run in done:
+                del self.workers[run]
+                failure = None if run.cancelled() else run.exception()
+                if run.cancelled() or failure is not None:
+                    self.hire()
+                if isinstance(failure, BaseExceptionGroup):
+                    _, failure = failure.split(WorkerGivenUp)
+                if failure is not None:
+                    raise failure
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_workers_that_are_lost_on_their_threads_cost_no_sample_and_no_token(
+    runner: AsyncioRunner, seed: int
+) -> None:
+    """Under updates in all modes and preemptions: each ends once, and every token has a cause."""
+    chance = random.Random(seed)
+    world = threaded(World(tasks=6, policy=ByChance(chance), max_attempts=10_000), runner)
+    crew = Crew(world, chance)
+
+    async def update() -> None:
+        while True:
+            await turns(chance.randint(1, 100))
+            sync = world.sync(*crew.workers.values())
+            await sync.run(chance.choice(sorted(SyncMode)), world.new_weights)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        beside = [tasks.create_task(update()), tasks.create_task(crew.lose_some())]
+        await crew.work()
+        for task in beside:
+            task.cancel()
+    for flow in crew.flows:
+        await runner.on_flow_worker(flow.close())
+    tokens = world.check_books()
+    assert len(world.by_episode()) == 18
+    assert tokens["received"] == tokens["delivered"] + tokens["restarted"] + tokens["lost"]
     assert not world.envs.live
     runner.close()
 
