@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.docker import DockerEnv, DockerEnvBuilder
 from agentflow.types import ContainerSpec
-from benchmarks.report import output_file, write_report
+from benchmarks.report import output_file, positive, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -197,8 +197,8 @@ def main() -> int:
     """Measure, print, write; exit code 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=output_file)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--live", type=int, default=64)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--live", type=positive, default=64)
     arguments = parser.parse_args()
     flat = asyncio.run(run(arguments.rounds, arguments.live))
     show(flat)

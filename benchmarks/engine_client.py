@@ -22,7 +22,7 @@ import numpy as np
 from agentflow.engine.token_record import TokenRecord
 from benchmarks.engine_rivals import CLIENTS, Ours
 from benchmarks.engine_server import VOCAB
-from benchmarks.report import output_file, show, write_report
+from benchmarks.report import output_file, positive, show, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +49,8 @@ def main() -> None:
     """Run everything, print a table, write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_client")
     parser.add_argument("--json", type=output_file)
-    parser.add_argument("--rounds", type=int, default=5, help="medians are over so many")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=list(RUNS))
+    parser.add_argument("--rounds", type=positive, default=5, help="medians are over so many")
+    parser.add_argument("--concurrency", type=positive, nargs="+", default=list(RUNS))
     parser.add_argument("--no-lag", action="store_true")
     options = parser.parse_args()
     figures: dict[str, float] = {}

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.live_play import POLICIES, play
 from benchmarks.peer_work import make_workload
-from benchmarks.report import output_file, write_report
+from benchmarks.report import output_file, positive, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--url", help="of a running SGLang server")
-    parser.add_argument("--slots", type=int, default=64, help="its --max-running-requests")
-    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--slots", type=positive, default=64, help="its --max-running-requests")
+    parser.add_argument("--episodes", type=positive, default=256)
     parser.add_argument("--cpu", action="store_true", help="toy size, on the real CPU server")
     parser.add_argument("--json", type=output_file, help="write the figures here")
     return parser

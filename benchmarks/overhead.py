@@ -35,7 +35,7 @@ from benchmarks.overhead_parts import (
     access,
 )
 from benchmarks.overhead_skeleton import Skeleton
-from benchmarks.report import output_file, show, write_report
+from benchmarks.report import output_file, positive, show, write_report
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.data.coordinator import DataCoordinator
 from executors.data.journal import Journal
@@ -46,9 +46,11 @@ if TYPE_CHECKING:
 
     from agentflow.protocols import AgentBuilder
 
-TURNS = 8
+TURNS = 32
+"""Of an episode: published trajectories have 30 (SWE-smith) and 34 (mini-swe-agent-plus) on
+average. What an episode costs once weighs the less the more turns it has; `--turns` shows it."""
 LIVE = (100, 10_000)
-EPISODES = {100: 2000, 10_000: 10_000}
+EPISODES = {100: 500, 10_000: 10_000}
 """Episodes of a round, by how many are live at once: enough that a round takes a second."""
 SLOTS_SHARE = 0.25
 """Generations at once, of the live episodes."""
@@ -73,31 +75,33 @@ def main() -> None:
     """Run everything, print a table, write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead")
     parser.add_argument("--json", type=output_file)
-    parser.add_argument("--rounds", type=int, default=5, help="medians are over so many")
+    parser.add_argument("--rounds", type=positive, default=5, help="medians are over so many")
+    parser.add_argument("--turns", type=positive, default=TURNS, help="of an episode")
     parser.add_argument("--profile", action="store_true", help="then print where time goes")
     options = parser.parse_args()
-    figures = costs(options.rounds) | {"idle_episode_kb": idle_episode_kb()}
+    turns = options.turns
+    figures = costs(options.rounds, turns) | {"idle_episode_kb": idle_episode_kb()}
     show(figures)
-    config = {"rounds": options.rounds, "turns": TURNS, "episodes": EPISODES, "idle": IDLE}
+    config = {"rounds": options.rounds, "turns": turns, "episodes": EPISODES, "idle": IDLE}
     write_report(options.json, figures, config=config)
     if options.profile:
-        profile()
+        profile(turns)
 
 
 # --- CPU --------------------------------------------------------------------------------------
 
 
-def costs(rounds: int) -> dict[str, float]:
+def costs(rounds: int, turns: int = TURNS) -> dict[str, float]:
     """Return microseconds of CPU per action, their ratios, and dispatches a second."""
     flows: dict[int, list[float]] = {live: [] for live in LIVE}
     bare: dict[int, list[float]] = {live: [] for live in LIVE}
     for _ in range(rounds):
         for live in LIVE:
-            flows[live].append(_cpu_per_action(_flow(live, EPISODES[live])))
-            bare[live].append(_cpu_per_action(_skeleton(live, EPISODES[live])))
+            flows[live].append(_cpu_per_action(_flow(live, EPISODES[live], turns)))
+            bare[live].append(_cpu_per_action(_skeleton(live, EPISODES[live], turns)))
     few, many = LIVE
     kept = [
-        _cpu_per_action(_flow(few, EPISODES[few], journalled=True)) / without
+        _cpu_per_action(_flow(few, EPISODES[few], turns, journalled=True)) / without
         for without in flows[few]
     ]
     figures = {f"us_per_action_{live}": statistics.median(flows[live]) * 1e6 for live in LIVE}
@@ -120,14 +124,14 @@ def _cpu_per_action(run: Coroutine[Any, Any, int]) -> float:
     return (time.process_time() - began) / actions
 
 
-async def _skeleton(live: int, episodes: int) -> int:
+async def _skeleton(live: int, episodes: int, turns: int) -> int:
     slots = int(live * SLOTS_SHARE)
     skeleton = Skeleton(InstantEngine(), InstantEnvs(), generations=slots, live=live)
-    await skeleton.run(episodes, TURNS)
+    await skeleton.run(episodes, turns)
     return skeleton.actions
 
 
-async def _flow(live: int, episodes: int, *, journalled: bool = False) -> int:
+async def _flow(live: int, episodes: int, turns: int, *, journalled: bool = False) -> int:
     with tempfile.TemporaryDirectory() as folder:
         runner = InlineRunner()
         events = JsonlEvents(Path(folder) / "events.jsonl", runner)
@@ -146,7 +150,7 @@ async def _flow(live: int, episodes: int, *, journalled: bool = False) -> int:
             live=live,
             journal=journal,
         )
-        world.add(episodes)
+        world.add(episodes, turns)
         world.coordinator.finish()
         await world.executor.run()
         await world.flow.close()
@@ -155,7 +159,7 @@ async def _flow(live: int, episodes: int, *, journalled: bool = False) -> int:
             world.coordinator.take_groups()
         events.close()
     assert world.coordinator.counts().delivered == episodes
-    return episodes * (1 + TURNS + TURNS - 1 + 1)  # start, generations, commands, reward
+    return episodes * (1 + turns + turns - 1 + 1)  # start, generations, commands, reward
 
 
 class _World:
@@ -201,9 +205,9 @@ class _World:
             get_priority_snapshot=self.coordinator.get_priority_snapshot,
         )
 
-    def add(self, episodes: int) -> None:
+    def add(self, episodes: int, turns: int) -> None:
         """Issue groups of four."""
-        task = {"instance_id": "t", "problem_statement": "p", "turns": TURNS}
+        task = {"instance_id": "t", "problem_statement": "p", "turns": turns}
         for i in range(0, episodes, 4):
             sample = RolloutSample(episode=EpisodeId(uid=f"u{i}"), task=task)
             self.coordinator.add_prompt(sample, n=min(4, episodes - i))
@@ -284,11 +288,11 @@ def _content_bytes(sample: Any) -> int:
 # --- output -----------------------------------------------------------------------------------
 
 
-def profile() -> None:
+def profile(turns: int) -> None:
     """Print what functions of the flow take by themselves, in one round under cProfile."""
     few = LIVE[0]
     profiler = cProfile.Profile()
-    profiler.runcall(_cpu_per_action, _flow(few, EPISODES[few]))
+    profiler.runcall(_cpu_per_action, _flow(few, EPISODES[few], turns))
     pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(_PROFILE_LINES)
 
 

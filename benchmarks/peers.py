@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peer_work import make_workload
-from benchmarks.report import output_file, write_report
+from benchmarks.report import output_file, positive, write_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,9 +87,9 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
     parser.add_argument("--json", type=output_file, help="write the figures here")
-    parser.add_argument("--episodes", type=int, default=96)
-    parser.add_argument("--turns", type=int, default=8, help="of an episode, in the mean")
-    parser.add_argument("--containers", type=int, default=48)
+    parser.add_argument("--episodes", type=positive, default=96)
+    parser.add_argument("--turns", type=positive, default=8, help="of an episode, in the mean")
+    parser.add_argument("--containers", type=positive, default=48)
     parser.add_argument("--verl-python", type=Path, help="an interpreter that imports verl 0.9")
     parser.add_argument("--install-verl", type=Path, help="make an environment with it, and end")
     return parser

@@ -28,6 +28,13 @@ def write_report(
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
+def positive(text: str) -> int:
+    """Read an option's number of things. Raises ArgumentTypeError."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 on")
+    return int(text)
+
+
 def output_file(text: str) -> Path:
     """Take a command line's path of a file to write, before anything is measured."""
     path = Path(text)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import output_file, output_folder, write_report
+from benchmarks.report import output_file, output_folder, positive, write_report
 from benchmarks.rollout_goals import goals, goals_table
 from benchmarks.rollout_policies import CONTAINERS, JUDGED, POLICIES
 from benchmarks.rollout_run import play
@@ -122,20 +122,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=output_file, help="write the figures here")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="else all")
     parser.add_argument("--policy", choices=POLICIES, action="append", help="else all")
-    parser.add_argument("--seeds", type=_count, help="figures are means over so many; else 5 or 1")
+    parser.add_argument("--seeds", type=positive, help="means are over so many; else 5 or 1")
     parser.add_argument(
-        "--other-seeds", type=_count, help=f"at most so many but for {', '.join(JUDGED)}"
+        "--other-seeds", type=positive, help=f"at most so many but for {', '.join(JUDGED)}"
     )
     parser.add_argument("--plot", type=output_file, help="write slot use over time as PNG")
     parser.add_argument("--trace", type=output_folder, help="write a trace of every first run here")
-    parser.add_argument("--workers", type=_count, default=os.cpu_count(), help="processes")
+    parser.add_argument("--workers", type=positive, default=os.cpu_count(), help="processes")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 on")
-    return int(text)
 
 
 def play_all(jobs: Sequence[Job], *, workers: int | None) -> dict[Job, Outcome]:

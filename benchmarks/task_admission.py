@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample
-from benchmarks.report import output_file, write_report
+from benchmarks.report import output_file, positive, write_report
 from executors.task_scheduler import (
     AgentResult,
     EvaluatorSpec,
@@ -166,7 +166,7 @@ def main() -> None:
     """Print the table, write the file, and fail where a gate does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=output_file)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="medians are over so many")
+    parser.add_argument("--rounds", type=positive, default=ROUNDS, help="medians are over so many")
     chosen = parser.parse_args()
     measured = figures(chosen.rounds)
     for name, value in measured.items():
