@@ -168,6 +168,14 @@ async def test_a_bundled_task_is_resolved_by_its_oracle(bench: Bench) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("row", load_tasks("bundled"), ids=lambda row: str(row["instance_id"]))
+async def test_who_leaves_the_bug_in_is_no_tamperer(bench: Bench, row: dict[str, object]) -> None:
+    """A patch that mends nothing has failed, whatever the bug makes of the judge's own tests."""
+    reward, verdict = await bench.verdict(new_file("NOTE"), **row)
+    assert (reward, verdict["reason"]) == (0.0, "tests_failed"), verdict
+
+
+@pytest.mark.slow
 async def test_a_folder_in_the_place_of_a_judges_file_is_put_back(bench: Bench) -> None:
     """The judge's file is laid down all the same, and its tests decide."""
     tests = {

@@ -99,6 +99,22 @@ def test_a_decoy_that_does_not_fail_is_tampering(status: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "reason"), [("passed", Reason.TAMPERED), ("failed", Reason.TESTS_FAILED)]
+)
+def test_a_twin_that_passes_accuses_only_who_passes_what_is_awaited(
+    status: str, reason: Reason
+) -> None:
+    """A mistake may satisfy an altered assertion; a solution cannot."""
+    report = Report(
+        tests=[TestOutcome(node_id="a.py::t", status=status)],
+        decoys=[TestOutcome(node_id="a.py::t", status="failed")],
+        twins=[TestOutcome(node_id="a.py::t", status="passed")],
+        complete=True,
+    )
+    assert judge(report, fail_to_pass=["a.py::t"], pass_to_pass=[]).reason is reason
+
+
+@pytest.mark.parametrize(
     ("path", "is_new", "put_back"),
     [
         ("pkg/core.py", False, False),

@@ -29,7 +29,9 @@ class Report:
 
     tests: list[TestOutcome] = field(default_factory=list)
     decoys: list[TestOutcome] = field(default_factory=list)
-    """Tests that had to fail."""
+    """Planted tests that fail whatever the code under test is."""
+    twins: list[TestOutcome] = field(default_factory=list)
+    """Awaited tests with an assertion altered: whoever passes the test itself fails them."""
     collect_errors: list[TestOutcome] = field(default_factory=list)
     """Files that could not be imported."""
     complete: bool = False
@@ -64,6 +66,8 @@ def _take(report: Report, body: str) -> None:
             report.tests.append(TestOutcome(node_id=node_id, status=status, text=text))
         case "decoy", [node_id, status, text]:
             report.decoys.append(TestOutcome(node_id=node_id, status=status, text=text))
+        case "twin", [node_id, status, text]:
+            report.twins.append(TestOutcome(node_id=node_id, status=status, text=text))
         case "collect", [node_id, text]:
             report.collect_errors.append(TestOutcome(node_id=node_id, status="error", text=text))
         case "end", [_, violation]:

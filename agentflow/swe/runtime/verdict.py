@@ -82,23 +82,34 @@ class Verdict:
 
 
 def judge(report: Report, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Verdict:
-    """Decide on a complete report."""
+    """Decide on a complete report.
+
+    A twin accuses only a patch that passes what is awaited: one that is merely wrong may pass the
+    altered assertion by its very mistake.
+    """
     seen = _by_id(report.tests)
     awaited = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
     success = {kind: [i for i in ids if _passed(i, seen)] for kind, ids in awaited.items()}
     failure = {kind: [i for i in ids if not _passed(i, seen)] for kind, ids in awaited.items()}
     decided = partial(Verdict, success=success, failure=failure)
-    forged = [decoy.node_id for decoy in report.decoys if decoy.status in _GOOD]
-    if report.violation or forged:
-        detail = report.violation or f"a planted failure was reported as passed: {forged[0]}"
-        return decided(reason=Reason.TAMPERED, detail=detail)
+    tampered = report.violation or _passed_where_it_cannot(report.decoys)
+    if tampered:
+        return decided(reason=Reason.TAMPERED, detail=tampered)
     if any(failure.values()):
         return decided(reason=Reason.TESTS_FAILED, detail=_first_failure(report, failure))
+    tampered = _passed_where_it_cannot(report.twins)
+    if tampered:
+        return decided(reason=Reason.TAMPERED, detail=tampered)
     decoyed = {_cut(decoy.node_id) for decoy in report.decoys}
     if not all(_cut(node_id) in decoyed for node_id in success["FAIL_TO_PASS"]):
         detail = "planted failures are missing from the report"
         return decided(reason=Reason.TAMPERED, detail=detail)
     return decided(reason=Reason.RESOLVED)
+
+
+def _passed_where_it_cannot(planted: Iterable[TestOutcome]) -> str:
+    forged = next((test.node_id for test in planted if test.status in _GOOD), None)
+    return f"a planted failure was reported as passed: {forged}" if forged is not None else ""
 
 
 def _by_id(tests: Iterable[TestOutcome]) -> dict[str, list[TestOutcome]]:

@@ -72,7 +72,7 @@ class Judge:
         self._coin = hashlib.blake2b(plan["salt"].encode())
         self._checks: list[Callable[[], Iterator[tuple[str, Any]]]] = []
         self._phases: dict[Any, list[tuple[str, bool, Any]]] = {}
-        self._decoys: dict[Any, str] = {}
+        self._planted: dict[Any, tuple[str, str]] = {}
         self._may_xfail: set[Any] = set()
         self._violated: list[str] = []
         self._patched = [os.path.join(self._root, name) for name in plan["patched"]]
@@ -130,11 +130,11 @@ class Judge:
             if self._is_awaited(item.nodeid):
                 decoy = make_decoy(item, self._draw)
                 pair.insert(self._draw() & 1, decoy)
-                self._decoys[decoy] = item.nodeid
+                self._planted[decoy] = "decoy", item.nodeid
                 twin = None if item in self._may_xfail else make_twin(item, self._draw)
                 if twin is not None:
                     twins.append(twin)
-                    self._decoys[twin] = item.nodeid
+                    self._planted[twin] = "twin", item.nodeid
             items += pair
         items += twins
         session.items[:] = items
@@ -147,14 +147,15 @@ class Judge:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Report what all phases of a test came to."""
         self._phases[item] = []
-        if item in self._decoys or self._is_awaited(item.nodeid):
+        kind, node_id = self._planted.get(item, ("test", item.nodeid))
+        watched = kind != "test" or self._is_awaited(node_id)
+        if watched:
             self._note_replaced()
         yield
-        if item in self._decoys or self._is_awaited(item.nodeid):
+        if watched:
             self._note_replaced()
         status, text = outcome_of(self._phases.pop(item), may_xfail=item in self._may_xfail)
-        kind = "decoy" if item in self._decoys else "test"
-        self._report(kind, self._decoys.get(item, item.nodeid), status, text)
+        self._report(kind, node_id, status, text)
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
