@@ -234,6 +234,19 @@ class EnvAware(Protocol):
 
 
 @runtime_checkable
+class Gauging(Protocol):
+    """A builder that can tell what its environments wait for."""
+
+    def gauges(self) -> Mapping[str, Mapping[str, float]]:
+        """Give slots, queue and waits of each stage, and a pool's state; callable on any thread.
+
+        A stage has `limit`, `in_use`, `waiting`, `acquired`, `waited_s` and `longest_wait_s`; a
+        pool `ready`, `coming`, `hits` and `misses`.
+        """
+        ...
+
+
+@runtime_checkable
 class Leasing(Protocol):
     """A builder whose environments another process can go on with, when this one has died."""
 

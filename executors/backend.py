@@ -29,6 +29,7 @@ from executors.data.prompts import Issued, Issuer, as_samples, whole
 from executors.data.resuming import restored, resumed_config
 from executors.failures import first_failure
 from executors.held_sync import HeldSync
+from executors.lifetimes import check_lifetimes, with_lifetimes
 from executors.wiring import build_engine, check_sources, require_engine, runnable_tasks
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ class RolloutBackend:
         With `rollout.journal` another process can `resume` it. Raises ConfigError.
         """
         require_engine(config)
-        self._config = config
         self._make_engine = make_engine
         self.tasks: Sequence[Mapping[str, Any]] = (
             load_tasks(config) if config.tasks.source is not None else ()
         )
         """The rows of `tasks.source`, to make prompts of."""
+        self._config = with_lifetimes(config, self.tasks)
         self._runner = AsyncioRunner(seed=config.run.seed)
         self._issuer = Issuer()
         self._open: dict[str, Issued] = {}
@@ -300,7 +301,9 @@ class RolloutBackend:
         parts, samples = self._running, as_samples(prompts)
         size = whole("n", n if n is not None else self._config.run.n, least=1)
         parts.coordinator.check_open()
-        check_sources(self._config, [sample.task for sample in samples], where="prompt")
+        tasks = [sample.task for sample in samples]
+        check_sources(self._config, tasks, where="prompt")
+        check_lifetimes(self._config, tasks)
         batch = [self._issuer.issue(sample, n=size, validate=validate) for sample in samples]
         for issued in batch:
             self._open[issued.uid] = issued

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agentflow.observe.doing import Doing
 from agentflow.observe.run_state import TOKEN_CAUSES, EnvState
@@ -44,10 +44,26 @@ class Figure:
     histograms: Mapping[Labels, Histogram] = field(default_factory=dict)
 
 
-def figures(state: RunState, *, now: float, lags: Mapping[str, float]) -> list[Figure]:
-    """Give every metric at `now` (as `EventRecord.time`); `lags` are seconds, by loop."""
+def figures(
+    state: RunState,
+    *,
+    now: float,
+    lags: Mapping[str, float],
+    gauges: Mapping[str, Mapping[str, float]] | None = None,
+) -> list[Figure]:
+    """Give every metric at `now` (as `EventRecord.time`).
+
+    `lags` are seconds, by loop; `gauges` what environments wait for (`protocols.Gauging`).
+    """
     state.books.settle(now)
-    return [*_queues(state), *_slots(state), *_counts(state), *_updates(state), _lag(lags)]
+    return [
+        *_queues(state),
+        *_env_stages(gauges or {}),
+        *_slots(state),
+        *_counts(state),
+        *_updates(state),
+        _lag(lags),
+    ]
 
 
 def flat(found: list[Figure]) -> dict[str, float]:
@@ -85,6 +101,31 @@ def _queues(state: RunState) -> Iterator[Figure]:
         labels=("state",),
         values={**envs, ("judging",): state.doing[Doing.REWARDING]},
     )
+
+
+_ENV_STAGES: Final = (
+    ("env_stage_limit", FigureKind.GAUGE, "limit", "Slots of a stage of environments."),
+    ("env_stage_in_use", FigureKind.GAUGE, "in_use", "Its slots in use."),
+    ("env_stage_waiting", FigureKind.GAUGE, "waiting", "Who waits for one."),
+    ("env_stage_acquired_total", FigureKind.COUNTER, "acquired", "Who got one."),
+    ("env_stage_waited_seconds_total", FigureKind.COUNTER, "waited_s", "How long they waited."),
+    ("env_stage_longest_wait_seconds", FigureKind.GAUGE, "longest_wait_s", "The longest of these."),
+    ("env_pool_ready", FigureKind.GAUGE, "ready", "Environments kept ready."),
+    ("env_pool_coming", FigureKind.GAUGE, "coming", "Environments made to be kept ready."),
+    ("env_pool_hits_total", FigureKind.COUNTER, "hits", "Starts that a ready one served."),
+    ("env_pool_misses_total", FigureKind.COUNTER, "misses", "Starts that found none ready."),
+)
+"""Name, kind, gauge and meaning of what an environment builder tells."""
+
+
+def _env_stages(gauges: Mapping[str, Mapping[str, float]]) -> Iterator[Figure]:
+    """Give nothing where no builder tells anything."""
+    for name, kind, gauge, meaning in _ENV_STAGES:
+        values: dict[Labels, float] = {
+            (stage,): told[gauge] for stage, told in gauges.items() if gauge in told
+        }
+        if values:
+            yield Figure(name=name, kind=kind, help=meaning, labels=("stage",), values=values)
 
 
 def _slots(state: RunState) -> Iterator[Figure]:

@@ -24,7 +24,7 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import NullEvents
 from agentflow.outcomes import write_off
-from agentflow.protocols import Leasing
+from agentflow.protocols import Gauging, Leasing
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.agent_kinds import driven_by_actions
 from agentflow.swe.held_envs import HeldEnvs, attach
@@ -42,7 +42,7 @@ from agentflow.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import (
@@ -369,6 +369,10 @@ class SWEAgentFlow:
             verdict=rollout.verdict,
             messages=tuple(sample.messages),
         )
+
+    def env_gauges(self) -> Mapping[str, Mapping[str, float]]:
+        """What environments wait for, where their builder tells it (`Gauging`)."""
+        return self.env.gauges() if isinstance(self.env, Gauging) else {}
 
     async def close(self) -> None:
         """Remove the environments of episodes that were interrupted and never resumed."""

@@ -20,6 +20,7 @@ from agentflow.runner import AsyncioRunner
 from agentflow.swe.scheduling_hooks import NoHooks
 from agentflow.types import Cause, Ending, EpisodeId, RolloutSample, SWERolloutResult
 from executors.assembly import load_flow
+from executors.lifetimes import with_lifetimes
 from executors.runs.files import write_atomic
 from executors.runs.run_rows import read_rows, read_run
 from executors.runs.task_file import read_tasks
@@ -70,6 +71,7 @@ async def rescore(config: AgentflowConfig, run_dir: Path) -> Rescored:
     """Judge a run again as it was configured. Raises ConfigError, OutputError."""
     before = read_rows(run_dir)
     tasks = {str(task["instance_id"]): task for task in read_tasks(run_dir) or select_tasks(config)}
+    config = with_lifetimes(config, tasks.values())
     due = [row for row in before if row["patch"] is not None and row["cause"] in _JUDGED]
     known = [row for row in due if row["instance_id"] in tasks]
     judged = await _judge_all(config, run_dir, known, tasks)

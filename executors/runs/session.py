@@ -35,6 +35,7 @@ from executors.data.journal_schema import FILE as JOURNAL
 from executors.data.resuming import Leftover, carried_tokens, restored
 from executors.failures import first_failure
 from executors.hooks import CoordinatorHooks
+from executors.lifetimes import with_lifetimes
 from executors.rehearsal import rehearse
 from executors.runs.files import OutputError
 from executors.runs.logs import logging_to
@@ -210,12 +211,16 @@ class Rollout:
                 self.summary.planned = left.planned
                 for row in left.rows:
                     self.summary.add_row(row)
-                return self._make_engine(self._config, left.tasks())
+                return self._engine_for(left.tasks())
         else:
             self.dir.check()
         tasks = self._load_tasks(self._config)
         self._samples = make_samples(tasks, replicas=self._config.run.n)
         self.summary.planned = len(self._samples)
+        return self._engine_for(tasks)
+
+    def _engine_for(self, tasks: Sequence[Mapping[str, Any]]) -> EngineAccess:
+        self._config = with_lifetimes(self._config, tasks)
         return self._make_engine(self._config, tasks)
 
     def _coordinator(self, events: JsonlEvents) -> DataCoordinator:

@@ -25,6 +25,7 @@ from agentflow.runner import AsyncioRunner
 from agentflow.swe.scheduling_hooks import NoHooks
 from executors.assembly import load_flow
 from executors.failures import first_failure
+from executors.lifetimes import with_lifetimes
 from executors.runs.files import OutputError, write_atomic
 from executors.runs.logs import logging_to
 from executors.runs.run_dir import RunDir, RunStatus
@@ -91,8 +92,10 @@ class EvalSession:
             stack.callback(self._runner.close)
             self.dir.check()
             datasets = [self._dataset(name) for name in range(len(config.eval.datasets))]
+            rows = [row for set_ in datasets for row in set_.rows]
+            config = self._config = with_lifetimes(config, rows)
             pool = _pool(config)
-            access = self._make_engine(config, [row for set_ in datasets for row in set_.rows])
+            access = self._make_engine(config, rows)
             meter = MeteredModel(access.engine)
             gate = GatedEngine({STUDENT: meter})
             stack.push_async_callback(gate.close)

@@ -86,7 +86,10 @@ class RunLook:
         return found
 
     def queues(self) -> dict[str, Any]:
-        """What queues.json says: `wall`, and `queues` by stage; empty where there is none."""
+        """What queues.json says: `wall`, `queues` by stage, and what `environments` wait for.
+
+        Empty where there is none.
+        """
         try:
             found: dict[str, Any] = orjson.loads((self.folder / "queues.json").read_bytes())
         except FileNotFoundError:

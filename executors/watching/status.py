@@ -56,6 +56,7 @@ def status_data(look: RunLook) -> dict[str, Any]:
             name: {"busy": slots.busy, "total": slots.total}
             for name, slots in state.books.replicas.items()
         },
+        "env_stages": env_stages(look),
         "envs": {str(env): count for env, count in state.envs.items()},
         "tokens": dict(state.tokens),
         "preemptions": dict(state.preemptions),
@@ -83,6 +84,13 @@ def _episode(progress: Progress, now: float) -> dict[str, Any]:
     }
 
 
+def env_stages(look: RunLook) -> dict[str, dict[str, float]]:
+    """Give the gauges of the environments' builder as of the last look; none once it is over."""
+    running = look.standing is Standing.RUNNING
+    found: dict[str, dict[str, float]] = look.queues().get("environments", {}) if running else {}
+    return found
+
+
 def headlines(look: RunLook) -> Iterator[str]:
     """Tell how the run stands, in some lines."""
     state = look.state
@@ -102,6 +110,7 @@ def headlines(look: RunLook) -> Iterator[str]:
     waiting = ", ".join(f"{stage} {n}" for stage, n in state.waiting().items() if n)
     if waiting:
         yield f"waiting for {waiting}"
+    yield from _env_lines(look)
     endings = ", ".join(f"{s}/{c} {n}" for (s, c), n in sorted(state.ended.items()))
     if endings:
         yield f"ended as {endings}"
@@ -110,3 +119,12 @@ def headlines(look: RunLook) -> Iterator[str]:
         yield f"tokens {tokens}"
     if state.metrics_url is not None and look.standing is Standing.RUNNING:
         yield f"metrics at {state.metrics_url}"
+
+
+def _env_lines(look: RunLook) -> Iterator[str]:
+    for stage, told in env_stages(look).items():
+        if told.get("in_use") or told.get("waiting"):
+            yield (
+                f"environments, {stage}: {told['in_use']:.0f} of {told['limit']:.0f} in use,"
+                f" {told['waiting']:.0f} wait, longest wait {told['longest_wait_s']:.1f} s"
+            )

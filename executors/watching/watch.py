@@ -1,7 +1,7 @@
 """Watch: looks on while a run goes: metrics, queues, stalls, and at its end the trace.
 
     events.jsonl ─▶ RunState ─▶ metrics.jsonl, Prometheus, RolloutStalled
-    flow's queues ────────────▶ queues.json (who waits, in order, and why so)
+    flow's queues, gauges ────▶ queues.json (who waits, in order, and why so; for environments too)
     events.jsonl, at the end ─▶ trace.json
 
 Owns nothing of the run. It reads the events that the run writes anyway, so that watching costs the
@@ -55,6 +55,15 @@ class Ranks(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsEnvironments(Protocol):
+    """A flow that can tell what its environments wait for."""
+
+    def env_gauges(self) -> Mapping[str, Mapping[str, float]]:
+        """Give what `agentflow.protocols.Gauging` tells; callable on any thread."""
+        ...
+
+
 class Watch:
     """Watches one run directory; `run` it beside the work, then `finish`."""
 
@@ -71,6 +80,7 @@ class Watch:
         self._folder = folder
         self._events = events
         self._flow: Ranks | None = None
+        self._environments: TellsEnvironments | None = None
         self._runner = runner
         self._settings = config.observe
         self._stall_s = config.rollout.stall_s
@@ -87,6 +97,7 @@ class Watch:
     def use(self, flow: object) -> None:
         """Show the queues of `flow`, if it can tell them."""
         self._flow = flow if isinstance(flow, Ranks) else None
+        self._environments = flow if isinstance(flow, TellsEnvironments) else None
 
     def serve(self) -> None:
         """Serve metrics, where they are asked for. Raises ConfigError when they cannot be."""
@@ -119,10 +130,14 @@ class Watch:
                 await self._look_on()
 
     async def _look_on(self) -> None:
+        queues = {}
         if self._flow is not None:
-            queues = await self._runner.on_flow_worker(self._flow.ranking())
+            queues = dict(await self._runner.on_flow_worker(self._flow.ranking()))
+        gauges = self._gauges()
+        if self._flow is not None or gauges:
             wall = self._runner.wall_time()
-            await self._runner.to_thread(self._save_queues, {"wall": wall, "queues": queues})
+            told = {"wall": wall, "queues": queues, "environments": gauges}
+            await self._runner.to_thread(self._save_queues, told)
         await self._runner.to_thread(self._save_metrics)
         message = self._stall()
         if message is not None:
@@ -142,7 +157,11 @@ class Watch:
         with self._lock:
             self._events.flush()
             self._state.fold(self._file.new())
-            return figures(self._state, now=self._now(), lags=dict(self._lags))
+            lags, gauges = dict(self._lags), self._gauges()
+            return figures(self._state, now=self._now(), lags=lags, gauges=gauges)
+
+    def _gauges(self) -> Mapping[str, Mapping[str, float]]:
+        return {} if self._environments is None else self._environments.env_gauges()
 
     def _now(self) -> float:
         if self._state.status is not None:

@@ -243,10 +243,15 @@ def test_a_file_that_grows_is_read_on_from_where_it_ended(tmp_path: Path) -> Non
         ("agentflow_weight_sync_seconds_count{phase=update}", 0),
         ("agentflow_staleness_versions_count", 0),
         ("agentflow_loop_lag_seconds{loop=flow}", 0.25),
+        ("agentflow_env_stage_waiting{stage=live}", 3),
+        ("agentflow_env_stage_waited_seconds_total{stage=live}", 1.5),
+        ("agentflow_env_pool_hits_total{stage=pool}", 2),
         ("agentflow_episodes_ended_total{status=resolved,cause=submitted}", 1),
     ],
 )
 def test_figures_have_the_names_of_the_field(name: str, value: float) -> None:
     """Each under its name and labels, from one state."""
     state = fold(STARTED, *life("a", 0), *life("b", 20)[:4])
-    assert flat(figures(state, now=24.0, lags={"flow": 0.25}))[name] == value
+    gauges = {"live": {"waiting": 3.0, "waited_s": 1.5}, "pool": {"hits": 2.0}}
+    found = figures(state, now=24.0, lags={"flow": 0.25}, gauges=gauges)
+    assert flat(found)[name] == value

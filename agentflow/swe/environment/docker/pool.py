@@ -88,8 +88,8 @@ class Pool:
     def gauges(self) -> dict[str, float]:
         """Containers ready and coming, starts served and not."""
         return {
-            "ready": sum(map(len, self._ready.values())),
-            "coming": sum(self._coming.values()),
+            "ready": sum(map(len, tuple(self._ready.values()))),  # another thread may be looking
+            "coming": sum(tuple(self._coming.values())),
             "hits": self._hits,
             "misses": self._misses,
         }
