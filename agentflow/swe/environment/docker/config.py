@@ -63,7 +63,8 @@ class DockerConfig(BaseModel):
     reconnect_s: float = Field(default=30.0, ge=0)
     """How long a running environment waits for an engine that went away."""
     ttl_s: int = Field(default=4 * 3600, gt=0)
-    """A container that hears nothing for this long ends itself: longer than deadline + scoring."""
+    """A container that hears nothing for this long ends itself. A run makes it longer than deadline
+    and scoring, and refuses one that is shorter."""
     lease_s: float = Field(default=3600.0, gt=0)
     """How long an environment that a weight update detached waits for its episode to go on."""
     snapshot: bool = False
