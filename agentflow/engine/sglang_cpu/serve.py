@@ -86,8 +86,9 @@ class CpuServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the process, in its own process group."""
+        """Start the process, in its own process group; it dies with the thread that starts it."""
         command = [
+            *("setpriv", "--pdeathsig", "KILL"),  # SGLang's processes do the same behind it
             *(str(self._layout.python), "-m", "sglang.launch_server"),
             *("--model-path", str(self._model), "--host", "127.0.0.1", "--port", str(self._port)),
             *FLAGS,
