@@ -113,6 +113,22 @@ process_cpu_seconds_total 4.0
     assert metrics_of(text) == {"sglang:num_used_tokens": 15.0}
 
 
+def test_counters_that_come_in_parts_by_priority_alone_add_up() -> None:
+    """Only gauges have a total beside their parts."""
+    text = """
+sglang:num_running_reqs{priority=""} 3.0
+sglang:num_running_reqs{priority="0"} 2.0
+sglang:num_running_reqs{priority="100"} 1.0
+sglang:generation_tokens_total{is_streaming="false",priority="0"} 683.0
+sglang:generation_tokens_total{is_streaming="true",priority="0"} 397.0
+sglang:generation_tokens_total{is_streaming="false",priority="100"} 20.0
+"""
+    assert metrics_of(text) == {
+        "sglang:num_running_reqs": 3.0,
+        "sglang:generation_tokens_total": 1100.0,
+    }
+
+
 async def test_health_names_what_is_wrong() -> None:
     """A server that is paused is healthy; one that is gone is named."""
     async with pair() as (server, engine):

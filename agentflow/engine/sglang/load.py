@@ -78,27 +78,27 @@ def load_of(url: str, answer: Any) -> ReplicaLoad:
 def metrics_of(text: str) -> dict[str, float]:
     """Read Prometheus text: `sglang:*` gauges and counters, summed over ranks.
 
-    With priority scheduling a metric comes as a total (`priority=""`) and as parts by priority:
-    only the total counts. Parts of one tensor-parallel group repeat each other: rank 0 counts.
+    With priority scheduling gauges come as a total (`priority=""`) beside their parts by priority,
+    and then only the total counts; counters come in parts alone, which add up. Parts of one
+    tensor-parallel group repeat each other: rank 0 counts.
     Raises EngineAdminFailed at a value that is no number.
     """
-    totals: dict[str, float] = {}
+    totals, parts = dict[str, float](), dict[str, float]()
     for line in text.splitlines():
         found = _LINE.match(line)
         if found is None or not found["name"].startswith("sglang:"):
             continue
         labels = dict(_LABEL.findall(found["labels"] or ""))
-        if _is_total(labels):
-            totals[found["name"]] = totals.get(found["name"], 0.0) + _number(line, found["value"])
-    return totals
+        if _counts(labels):
+            sums = parts if labels.get("priority") else totals
+            name, value = found["name"], _number(line, found["value"])
+            sums[name] = sums.get(name, 0.0) + value
+    return parts | totals
 
 
-def _is_total(labels: Mapping[str, str]) -> bool:
-    return (
-        not labels.get("priority")
-        and "le" not in labels
-        and all(labels.get(rank, "0") == "0" for rank in ("tp_rank", "pp_rank", "moe_ep_rank"))
-    )
+def _counts(labels: Mapping[str, str]) -> bool:
+    ranks = ("tp_rank", "pp_rank", "moe_ep_rank")
+    return "le" not in labels and all(labels.get(rank, "0") == "0" for rank in ranks)
 
 
 def _number(line: str, value: str) -> float:
