@@ -127,6 +127,18 @@ class EngineAdmin(Protocol):
 
 
 @runtime_checkable
+class CountsTokens(Protocol):
+    """An engine that counts what it generates."""
+
+    async def generated_tokens(self) -> int:
+        """Return the tokens of all generations that have ended, whoever asked for them.
+
+        Raises EngineAdminFailed where its servers keep no count.
+        """
+        ...
+
+
+@runtime_checkable
 class Versioned(Protocol):
     """An engine that does not learn its weights' version by itself."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
@@ -190,11 +191,11 @@ def _figures(summary: Summary) -> Iterator[str]:
         f"resolved {summary.resolved} of {summary.episodes} episodes ({summary.planned} planned):"
         f" {classes or 'none ended'}"
     )
-    tokens = summary.tokens
-    yield (
-        f"tokens   received {tokens.received} = delivered {tokens.delivered} + failed"
-        f" {tokens.failed} + restarted {tokens.restarted} + forked {tokens.forked}"
-        f" + unfinished {tokens.unfinished}"
+    tokens = asdict(summary.tokens)
+    received, unseen = tokens.pop("received"), tokens.pop("unseen")
+    parts = [f"{name} {count}" for name, count in tokens.items() if count or name == "delivered"]
+    yield f"tokens   received {received} = {' + '.join(parts)}" + (
+        "" if unseen is None else f"; unseen {unseen}"
     )
     yield (
         f"seconds  wall {summary.wall_s:.1f}, generation {summary.generation_s:.1f}, environment"

@@ -318,7 +318,9 @@ class Rollout:
             self._watcher.started(len(self._samples))
         status, error = RunStatus.FAILED, None
         try:
+            await self._on_flow_worker(meter.watch_engine)
             await work
+            self.summary.tokens.unseen = await self._on_flow_worker(meter.unseen)
             status = RunStatus.DONE
         except asyncio.CancelledError:
             status = RunStatus.INTERRUPTED

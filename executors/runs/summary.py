@@ -40,6 +40,11 @@ class TokenLedger:
     """Of stragglers whose group did not wait for them."""
     lost: int = 0
     """With workers that were given up: received for results that came too late, or never."""
+    unseen: int | None = None
+    """Not in `received`: what the engine counted beyond it, for whomever, while the run lasted.
+
+    None where the engine keeps no count, or the run did not come to its end.
+    """
 
     @property
     def unaccounted(self) -> int:

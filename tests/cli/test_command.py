@@ -53,7 +53,7 @@ def test_a_run_prints_plain_lines_and_a_table_and_exits_0(tmp_path: Path) -> Non
     assert (process.returncode, err) == (0, "")
     assert "[3/3]" in out
     assert "resolved 3 of 3 episodes (3 planned): resolved 3" in out
-    assert "tokens   received 18 = delivered 18 + failed 0" in out
+    assert "tokens   received 18 = delivered 18" in out
     assert "\x1b" not in out
 
 

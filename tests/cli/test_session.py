@@ -74,6 +74,7 @@ async def test_a_run_keeps_everything_it_should(tmp_path: Path) -> None:
         "surplus": 0,
         "deadline": 0,
         "lost": 0,
+        "unseen": None,
         "unaccounted": 0,
     }
     assert figures["samples"] == {

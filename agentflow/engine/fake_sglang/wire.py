@@ -119,7 +119,7 @@ def load(scheduler: FakeScheduler, *, slots: int, kv_tokens: int) -> dict[str, A
 
 
 def metrics(scheduler: FakeScheduler) -> str:
-    """Return Prometheus text with total and part by priority, as with priority scheduling on."""
+    """Return Prometheus text as with priority scheduling on: gauges in total and by priority."""
     running, waiting = len(scheduler.running), len(scheduler.waiting)
     labels = 'engine_type="unified",model_name="fake",moe_ep_rank="0",pp_rank="0"'
     lines = ["# TYPE sglang:num_running_reqs gauge"]
@@ -128,6 +128,10 @@ def metrics(scheduler: FakeScheduler) -> str:
             f'sglang:{name}{{{labels},priority="{priority}",tp_rank="0"}} {float(value)}'
             for priority in ("", "0")
         ]
+    lines.append(
+        'sglang:generation_tokens_total{engine_type="unified",is_streaming="true",'
+        f'model_name="fake",priority="0"}} {float(scheduler.decoded)}'
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -210,6 +210,10 @@ class SglangEngine:
         """Read every server's metrics, nothing counted twice. Raises EngineAdminFailed."""
         return await self._fleet.metrics()
 
+    async def generated_tokens(self) -> int:
+        """Add up what servers with `--enable-metrics` count. Raises EngineAdminFailed."""
+        return int(sum(m.get("sglang:generation_tokens_total", 0.0) for m in await self.metrics()))
+
     async def unhealthy(self) -> list[str]:
         """Return what is wrong with the servers, a sentence each; empty when all answer."""
         return await self._fleet.unhealthy()
