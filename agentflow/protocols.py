@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
+    from agentflow.scheduling import WorkItem
     from agentflow.swe.sample import SWESample
     from agentflow.types import (
         CommandResult,
@@ -381,6 +382,18 @@ class AgentFlow(Protocol):
 
     async def close(self) -> None:
         """Release what outlives episodes. Idempotent."""
+        ...
+
+
+class Housing(Protocol):
+    """Who may hold a context in the engine's memory; hears of every move of the scheduler."""
+
+    def fits(self, item: WorkItem) -> bool:
+        """Whether a pending item may begin to generate."""
+        ...
+
+    def moved(self, item: WorkItem) -> bool:
+        """Hear where an item is now; True: it must give its context up, and wait."""
         ...
 
 

@@ -1,8 +1,10 @@
-"""RankQueue: a waiting line by class and rank with removal; the oldest member is known as well."""
+"""RankQueue: a waiting line by class and rank with removal, where nobody waits for ever."""
 
 from __future__ import annotations
 
 import heapq
+import itertools
+from math import inf
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -26,21 +28,18 @@ T = TypeVar("T", bound=Ranked)
 
 
 class RankQueue(Generic[T]):
-    """High before low, then lowest rank, then first come.
+    """Whoever has aged, the oldest first; then high before low, lowest rank, first come.
 
     Leaving is lazy: an entry whose ticket nobody has is void, and dropped when it surfaces. Entries
     hold no items, so that the garbage collector need not look at them.
     """
 
-    __slots__ = ("_ages", "_by_age", "_by_rank", "_members", "_tickets")
+    __slots__ = ("_age_s", "_by_age", "_by_rank", "_members", "_tickets")
 
-    def __init__(self, tickets: Iterator[int], *, ages: bool = True) -> None:
-        """`tickets` counts up, shared by all lines that an item may be in.
-
-        Without `ages` nobody may ask for the oldest, and nothing is kept for it.
-        """
-        self._ages = ages
-        self._tickets = tickets
+    def __init__(self, age_s: float = inf) -> None:
+        """Let whoever has waited for `age_s` seconds go before its betters."""
+        self._age_s = age_s
+        self._tickets = itertools.count(1)
         self._members: dict[int, T] = {}
         self._by_rank: list[tuple[bool, float, int]] = []
         self._by_age: list[tuple[bool, float, int]] = []
@@ -49,7 +48,7 @@ class RankQueue(Generic[T]):
         return len(self._members)
 
     def __iter__(self) -> Iterator[T]:
-        """All members, in the order in which they go."""
+        """All members, in the order in which they go while nobody has aged."""
         members = self._members
         return (members[ticket] for *_, ticket in sorted(self._by_rank) if ticket in members)
 
@@ -59,20 +58,27 @@ class RankQueue(Generic[T]):
         item.ticket = ticket = -ticket if first else ticket
         self._members[ticket] = item
         heapq.heappush(self._by_rank, (not item.high, item.rank, ticket))
-        if self._ages:
+        if self._age_s < inf:
             heapq.heappush(self._by_age, (False, item.queued_at, ticket))
 
     def discard(self, item: T) -> None:
         """Leave the line; the item must be in it."""
         del self._members[item.ticket]
 
-    def first(self) -> T | None:
-        """The member that goes next, or None."""
-        return self._top(self._by_rank)
+    def requeue(self, item: T) -> None:
+        """Enter anew with the item's present class and rank; it must be in the line."""
+        self.discard(item)
+        self.add(item, first=item.ticket < 0)
 
-    def oldest(self) -> T | None:
-        """The member that has waited longest, or None."""
-        return self._top(self._by_age)
+    def first(self, now: float = -inf) -> T | None:
+        """The member that goes next at `now`, in seconds of `queued_at`, or None.
+
+        Without `now` nobody has aged.
+        """
+        oldest = self._top(self._by_age) if self._by_age else None
+        if oldest is not None and oldest.queued_at <= now - self._age_s:
+            return oldest
+        return self._top(self._by_rank)
 
     def _top(self, heap: list[tuple[bool, float, int]]) -> T | None:
         while heap:

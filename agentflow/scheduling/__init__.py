@@ -5,19 +5,8 @@ items      WorkItem, one episode's place and history in the scheduler
 scheduler  ActionScheduler: places, limits, next, victim, reclassify
 """
 
-from agentflow.scheduling.items import AbortReason, WorkItem
-from agentflow.scheduling.scheduler import ActionScheduler, Housing, Limits
-from agentflow.scheduling.stages import LIVE, OUT, Event, IllegalTransition, Stage
+from agentflow.scheduling.items import WorkItem
+from agentflow.scheduling.scheduler import ActionScheduler, Limits
+from agentflow.scheduling.stages import LIVE, OUT, AbortReason, Event, Stage
 
-__all__ = [
-    "LIVE",
-    "OUT",
-    "AbortReason",
-    "ActionScheduler",
-    "Event",
-    "Housing",
-    "IllegalTransition",
-    "Limits",
-    "Stage",
-    "WorkItem",
-]
+__all__ = ["LIVE", "OUT", "AbortReason", "ActionScheduler", "Event", "Limits", "Stage", "WorkItem"]

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from agentflow.scheduling.stages import Stage
+from agentflow.scheduling.stages import AbortReason, Stage
 from priority.policies import Standing
 
 if TYPE_CHECKING:
     from agentflow.types import EpisodeId
-
-
-class AbortReason(StrEnum):
-    """Why a generation is being aborted."""
-
-    PREEMPTION = "preemption"
-    WEIGHT_SYNC = "weight_sync"
-    """Outranks a preemption that hit the same generation."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

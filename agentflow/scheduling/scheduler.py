@@ -11,30 +11,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from math import inf
+from typing import TYPE_CHECKING
 
 from agentflow.scheduling import stages as at
-from agentflow.scheduling.items import AbortReason, WorkItem
-from agentflow.scheduling.stages import (
-    FOR_GENERATION,
-    IN_FLIGHT,
-    LIVE,
-    OUT,
-    TRANSITIONS,
-    WAITING,
-    Event,
-    IllegalTransition,
-)
+from agentflow.scheduling.items import WorkItem
+from agentflow.scheduling.stages import AbortReason, Event, IllegalTransition
 from priority.ordered_set import OrderedSet
 from priority.rank_queue import RankQueue
 from priority.snapshot import PrioritySnapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentflow.protocols import Housing
     from agentflow.types import EpisodeId
     from priority.policies import Policy
-
-
-_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +44,11 @@ class Limits:
     rewards: int
     preemptions: int = 2
     """Of one item over its life; then it is left alone."""
-    age_s: float = _NEVER
+    age_s: float = inf
     """An item that has waited this long for a generation goes first, whatever its class."""
     together: int = 1
     """So many generations begin at once where more wait than slots are free: a prefill stops every
     decode, so that one for several costs less than one for each."""
-
-
-class Housing(Protocol):
-    """Who may hold a context in the engine's memory; hears of every move."""
-
-    def fits(self, item: WorkItem) -> bool:
-        """Whether a pending item may begin to generate."""
-        ...
-
-    def moved(self, item: WorkItem) -> bool:
-        """Hear where an item is now; True: it must give its context up, and wait."""
-        ...
 
 
 class ActionScheduler:
@@ -78,16 +58,11 @@ class ActionScheduler:
         self._limits = limits
         self._policy = policy
         self._order = itertools.count()
-        self._ages = limits.age_s < _NEVER
-        tickets = itertools.count(1)
-        self._queues = {
-            stage: RankQueue[WorkItem](tickets, ages=self._ages and stage in FOR_GENERATION)
-            for stage in WAITING
-        }
-        inflight = {stage: OrderedSet[WorkItem]() for stage in IN_FLIGHT}
-        self.places = self._queues | inflight
+        ages = dict.fromkeys(at.FOR_GENERATION, limits.age_s)
+        self._queues = {stage: RankQueue[WorkItem](ages.get(stage, inf)) for stage in at.WAITING}
+        self.places = self._queues | {stage: OrderedSet[WorkItem]() for stage in at.IN_FLIGHT}
         """Who is at each stage; those that wait in the order of service, but for aged ones."""
-        self._generating = inflight[at.GENERATING]
+        self._generating = self.places[at.GENERATING]
         self._victims = OrderedSet[WorkItem]()
         """Generations that may be preempted; the newest loses the least."""
         self.snapshot = PrioritySnapshot()
@@ -118,14 +93,30 @@ class ActionScheduler:
 
     def advance(self, item: WorkItem, event: Event, now: float) -> None:
         """Move `item` by `event`. Raises IllegalTransition and changes nothing."""
-        stage = TRANSITIONS.get((item.stage, event))
+        left = item.stage
+        stage = at.TRANSITIONS.get((left, event))
         if stage is None:
-            raise IllegalTransition(f"event {event} is not allowed at stage {item.stage}")
-        if stage in FOR_GENERATION:
+            raise IllegalTransition(f"event {event} is not allowed at stage {left}")
+        if stage in at.FOR_GENERATION:
             self.reclassify(item)
-        self._leave(item)
+        self.places[left].discard(item)
         item.stage, item.queued_at = stage, now
-        self._enter(item)
+        self.live += (stage in at.LIVE) - (left in at.LIVE)
+        if stage is at.PENDING:
+            self._queues[at.PENDING].add(item, first=item.generations > 0)
+        elif stage not in at.OUT:
+            self.places[stage].add(item)
+        if left is at.GENERATING:
+            self._victims.discard(item)
+            item.preemptions += stage is at.RESUMING and item.aborting is AbortReason.PREEMPTION
+            item.aborting = None
+        elif stage is at.GENERATING:
+            item.generations += 1
+            bounded = item.preemptions < self._limits.preemptions
+            if self._policy.preempts and bounded and not item.high:
+                self._victims.add(item)
+        if item.partner is not None:
+            self._part(item, item.partner)
         if self.housing is not None and self.housing.moved(item):
             self.advance(item, Event.PARKED, item.arrived_at)  # senior to all that have not begun
 
@@ -133,10 +124,9 @@ class ActionScheduler:
         """Take a prediction of what is left; one made for an earlier generation is discarded."""
         if generation == item.generations:
             item.told = tokens
-            if item.stage in FOR_GENERATION:
+            if item.stage in at.FOR_GENERATION:
                 self.reclassify(item)
-                self._leave(item)
-                self._enter(item)
+                self._queues[item.stage].requeue(item)
 
     def interrupt_all(self) -> list[WorkItem]:
         """Have every generation aborted for a weight sync, which outranks a preemption.
@@ -153,18 +143,13 @@ class ActionScheduler:
 
     def generate(self, now: float) -> list[WorkItem]:
         """Items whose generation begins now."""
-        begun = list[WorkItem]()
-        if self._gathers():
-            return begun
-        while self._has_slot() and (item := self.next(now)) is not None:
-            self.advance(item, Event.DISPATCHED, now)
-            begun.append(item)
-        return begun
+        limit = 0 if self.paused or self._gathers() else self._limits.generations
+        return self._fill(at.GENERATING, limit, self.next, now)
 
     def preempt(self, now: float) -> list[WorkItem]:
         """Generations to abort now, each for a high item that waits while no slot is free."""
         victims, waiting = list[WorkItem](), self._queues[at.RESUMING]
-        may = not self.paused and not self._has_slot()
+        may = not self.paused and len(self._generating) >= self._limits.generations
         while may and (item := waiting.first()) and item.high and (victim := self.victim()):
             self.advance(item, Event.PREEMPTS, now)
             self._victims.discard(victim)
@@ -178,34 +163,25 @@ class ActionScheduler:
 
         Rewards need environments as well: they go before new starts, or finished episodes starve.
         """
-        limits, places = self._limits, self.places
-        judged = self._take(at.REWARD_QUEUED, limits.rewards - len(places[at.REWARDING]), now)
-        acting = self._take(at.ENV_QUEUED, limits.commands - len(places[at.ACTING]), now)
-        starting = len(places[at.STARTING])
-        admitted = starting + len(places[at.PENDING]) + self.detached + self.live
-        room = min(limits.starts - starting, limits.admitted - admitted)
-        return judged + acting + self._take(at.NEW, room, now)
+        limits, queues = self._limits, self._queues
+        judged = self._fill(at.REWARDING, limits.rewards, queues[at.REWARD_QUEUED].first, now)
+        acting = self._fill(at.ACTING, limits.commands, queues[at.ENV_QUEUED].first, now)
+        room = limits.admitted - len(queues[at.PENDING]) - self.detached - self.live
+        starting = self._fill(at.STARTING, min(limits.starts, room), queues[at.NEW].first, now)
+        return judged + acting + starting
 
     def next(self, now: float) -> WorkItem | None:
         """The item that the next generation slot belongs to, or None."""
-        if (promised := self._queues[at.PROMISED].first()) is not None:
+        queues, limits = self._queues, self._limits
+        if (promised := queues[at.PROMISED].first()) is not None:
             return promised
-        resuming = self._head(at.RESUMING, now)
-        if resuming is not None and not self._ages:
-            return resuming
-        pending = self._head(at.PENDING, now) if self.live < self._limits.live else None
+        resuming = queues[at.RESUMING].first(now)
+        pending = queues[at.PENDING].first(now) if self.live < limits.live else None
         if pending is not None and self.housing is not None and not self.housing.fits(pending):
             pending = None  # and smaller ones do not pass it
-        if resuming is None or pending is None or pending.queued_at > now - self._limits.age_s:
+        if resuming is None or pending is None or pending.queued_at > now - limits.age_s:
             return resuming or pending
         return min(resuming, pending, key=lambda item: (item.queued_at, item.order))
-
-    def _head(self, stage: at.Stage, now: float) -> WorkItem | None:
-        """The item of a queue that goes next: who has waited too long, else by class and rank."""
-        queue = self._queues[stage]
-        if self._ages and (aged := queue.oldest()) and aged.queued_at <= now - self._limits.age_s:
-            return aged
-        return queue.first()
 
     def victim(self) -> WorkItem | None:
         """The newest low-priority generation that may still be preempted, or None."""
@@ -218,80 +194,50 @@ class ActionScheduler:
         item.group_left = known.group_left.get(episode.uid)
         item.high, item.rank = self._policy.classify(item)
 
-    @property
-    def generating(self) -> int:
-        """Generations in flight."""
-        return len(self._generating)
-
     def _gathers(self) -> bool:
         """Whether free slots wait for more, to be filled together; never for a high item."""
-        resuming, promised = self._queues[at.RESUMING], self._queues[at.PROMISED]
-        waiting = len(resuming) + len(self._queues[at.PENDING])
-        enough = min(self._limits.together, self._limits.generations, waiting)
-        if self._limits.generations - len(self._generating) >= enough or promised:
-            return False
-        return (first := resuming.first()) is None or not first.high
+        limits, queues = self._limits, self._queues
+        waiting = len(queues[at.RESUMING]) + len(queues[at.PENDING])
+        enough = min(limits.together, limits.generations, waiting)
+        head = queues[at.PROMISED].first() or queues[at.RESUMING].first()
+        return limits.generations - len(self._generating) < enough and not (head and head.high)
 
-    def _has_slot(self) -> bool:
-        return not self.paused and len(self._generating) < self._limits.generations
-
-    def _take(self, stage: at.Stage, room: int, now: float) -> list[WorkItem]:
-        queue, taken = self._queues[stage], list[WorkItem]()
-        while len(taken) < room and (item := queue.first()) is not None:
+    def _fill(
+        self, stage: at.Stage, limit: int, pick: Callable[[float], WorkItem | None], now: float
+    ) -> list[WorkItem]:
+        """Begin the actions of those whom `pick` names, up to the limit of their stage."""
+        place, begun = self.places[stage], list[WorkItem]()
+        while len(place) < limit and (item := pick(now)) is not None:
             self.advance(item, Event.DISPATCHED, now)
-            taken.append(item)
-        return taken
+            begun.append(item)
+        return begun
 
-    # --- places -------------------------------------------------------------------------------
-
-    def _leave(self, item: WorkItem) -> None:
-        stage = item.stage
-        self.places[stage].discard(item)
-        if stage in LIVE:
-            self.live -= 1
-        if stage is at.GENERATING:
-            self._victims.discard(item)
-        if (partner := item.partner) is not None:
-            item.partner = partner.partner = None
-            if partner.stage is at.PROMISED:  # its slot is free now: before those that wait
-                self._queues[at.PROMISED].discard(partner)
-                partner.rank = -_NEVER
-                self._queues[at.PROMISED].add(partner)
-
-    def _enter(self, item: WorkItem) -> None:
-        stage = item.stage
-        if item.aborting is not None:
-            item.preemptions += stage is at.RESUMING and item.aborting is AbortReason.PREEMPTION
-            item.aborting = None
-        if stage in LIVE:
-            self.live += 1
-        if stage is at.PENDING:
-            self._queues[at.PENDING].add(item, first=item.generations > 0)
-        elif stage not in OUT:
-            self.places[stage].add(item)
-        if stage is at.GENERATING:
-            item.generations += 1
-            bounded = item.preemptions < self._limits.preemptions
-            if self._policy.preempts and bounded and not item.high:
-                self._victims.add(item)
+    def _part(self, item: WorkItem, partner: WorkItem) -> None:
+        """Part an item that moves on from who waits for its slot, or whose slot it waited for."""
+        item.partner = partner.partner = None
+        if partner.stage is at.PROMISED:  # that slot is free now: before those that still wait
+            partner.rank = -inf
+            self._queues[at.PROMISED].requeue(partner)
 
     def check(self) -> None:
         """Assert the invariants that hold between any two calls."""
-        limits, places = self._limits, self.places
+        limits, places, generating = self._limits, self.places, self._generating
         items = [(stage, item) for stage, place in places.items() for item in place]
         assert all(item.stage is stage for stage, item in items)
         assert len({item for _, item in items}) == len(items) == sum(map(len, places.values()))
-        assert self.live == sum(stage in LIVE for stage, _ in items) <= limits.live
+        assert self.live == sum(stage in at.LIVE for stage, _ in items) <= limits.live
         assert len(places[at.ACTING]) <= limits.commands
         assert len(places[at.REWARDING]) <= limits.rewards
         assert len(places[at.STARTING]) <= limits.starts
-        for item in self._generating:
-            assert item.preemptions <= limits.preemptions
-            if (cause := item.partner) is not None:
-                assert cause.partner is item
-                assert (cause.stage, cause.high, item.high) == (at.PROMISED, True, False)
-        resuming = [i.high for i in self._queues[at.RESUMING]]
-        assert resuming == sorted(resuming, reverse=True)
-        entitled = [i for i in self._queues[at.PROMISED] if i.partner is None]
-        assert len(self._generating) + len(entitled) <= limits.generations
-        assert all(v.aborting is None and not v.high for v in self._victims)
+        # Preemptions are bounded, and each is for a high item, whose slot it is once it is free.
+        assert all(item.preemptions <= limits.preemptions for _, item in items)
+        assert all(v.aborting is None and not v.high and v in generating for v in self._victims)
+        causes = [(item.partner, item) for item in generating if item.partner is not None]
+        assert all(c.partner is v and c.high > v.high and v.aborting for c, v in causes)
+        promised, resuming = list(places[at.PROMISED]), list(places[at.RESUMING])
+        owed = [item for item in promised if item.partner is None]
+        assert len(generating) + len(owed) <= limits.generations
+        assert promised == owed + [item for item in promised if (item, item.partner) in causes]
+        # Then high before low, and all of them before pending ones.
+        assert resuming == sorted(resuming, key=lambda item: not item.high)
+        assert not promised + resuming or self.next(-inf) is (promised + resuming)[0]

@@ -56,6 +56,14 @@ class Event(StrEnum):
     """It cannot go on, wherever it was."""
 
 
+class AbortReason(StrEnum):
+    """Why a generation is being aborted."""
+
+    PREEMPTION = "preemption"
+    WEIGHT_SYNC = "weight_sync"
+    """Outranks a preemption that hit the same generation."""
+
+
 class IllegalTransition(Exception):
     """An event that the table does not allow; nothing was changed."""
 

@@ -438,7 +438,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             for item in self._core.interrupt_all():
                 self._abort(item)
         if mode in {SyncMode.ABORT, SyncMode.DRAIN}:
-            while self._core.generating:
+            while self._core.places[Stage.GENERATING]:
                 await self._until_moved()
 
     async def _resume_dispatch(self) -> None:

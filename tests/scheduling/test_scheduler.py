@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agentflow.scheduling import (
-    AbortReason,
-    ActionScheduler,
-    Event,
-    IllegalTransition,
-    Limits,
-    Stage,
-    WorkItem,
-)
+from agentflow.scheduling import AbortReason, ActionScheduler, Event, Limits, Stage, WorkItem
+from agentflow.scheduling.stages import IllegalTransition
 from agentflow.swe.kv_housing import KVHousing
 from agentflow.types import EpisodeId
 from priority.policies import Fcfs, FcfsPreempt, LongestPredictedFirst, Policy
