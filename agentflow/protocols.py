@@ -247,6 +247,15 @@ class EnvAware(Protocol):
 
 
 @runtime_checkable
+class Mortal(Protocol):
+    """An environment that can tell of its death before anything is run in it."""
+
+    async def check_alive(self) -> None:
+        """Raise an EpisodeError, as the next command would, when it is known to be dead; cheap."""
+        ...
+
+
+@runtime_checkable
 class Gauging(Protocol):
     """A builder that can tell what its environments wait for."""
 

@@ -24,7 +24,7 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import NullEvents
 from agentflow.outcomes import write_off
-from agentflow.protocols import Gauging, Leasing
+from agentflow.protocols import Gauging, Leasing, Mortal
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.agent_kinds import driven_by_actions
 from agentflow.swe.held_envs import HeldEnvs, attach
@@ -231,6 +231,8 @@ class SWEAgentFlow:
         env = self._envs.get(sample.episode)
         if env is None:
             env = await self._envs.start(sample)
+        elif isinstance(env, Mortal):  # it may have died while its episode waited
+            await env.check_alive()
         agent = sample.m.agent
         assert agent is not None
         assert sample.model is not None

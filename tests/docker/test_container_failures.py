@@ -173,6 +173,7 @@ async def test_a_dead_container_is_told_before_the_next_command(
 ) -> None:
     """A container that died while its episode waited for the GPU ends it at the next command."""
     env = await builder.start(ContainerSpec())
+    await env.check_alive()
     docker("kill", env.name)
     with pytest.raises(EnvDied):
         await env.execute("true")

@@ -172,3 +172,24 @@ async def test_a_container_whose_episode_waits_for_the_engine_is_paused(tmp_path
         *("--filter", "event=pause", "--filter", "event=unpause", "--format", "{{.Status}}"),
     )
     assert ended.split()[:2] == ["pause", "unpause"]
+
+
+async def test_a_container_that_dies_while_its_episode_waits_costs_no_generation(
+    tmp_path: Path,
+) -> None:
+    """The episode ends by it when its turn comes, before the engine is asked for a token."""
+    out = tmp_path / "run"
+    killed: list[str] = []
+
+    async def look(key: str) -> None:
+        run_id = json.loads((out / "run.json").read_text())["id"]
+        name = await pause_of_another(run_id, key)
+        docker("rm", "-f", name)
+        killed.append(name)
+
+    samples = await run_and_look(out, look, environment={"pause_after_s": 0.2})
+    assert len(killed) == 1
+    causes = {sample["cause"]: sample for sample in samples}
+    assert set(causes) == {"submitted", "env_died"}
+    assert causes["env_died"]["turns"] == 0
+    assert causes["submitted"]["reward"] == 1.0

@@ -238,6 +238,23 @@ class DockerEnv:
             self._idle_timer.cancel()
             self._idle_timer = None
 
+    # --- death --------------------------------------------------------------------------------
+
+    async def check_alive(self) -> None:
+        """Raise the typed error when the container is gone; asks the engine on a mere suspicion."""
+        self._require_alive()
+        if self._busy or self.session.connected:
+            return
+        try:
+            await self.container.ensure_running()
+            self._paused = False  # what runs again is thawed
+        except EpisodeError as error:
+            self._fatal = self._fatal or error
+            raise self._fatal from error
+        except (EngineRefused, EngineSilent) as error:
+            self._fatal = EnvDied(f"{self.name}: {error}")
+            raise self._fatal from error
+
     # --- inside -------------------------------------------------------------------------------
 
     def _require_alive(self) -> None:

@@ -38,6 +38,11 @@ class Session(Protocol):
     has_helper: bool
     """Whether `helper.PATH` is there, for `put` and `get`."""
 
+    @property
+    def connected(self) -> bool:
+        """Whether its connection is up; that of a dead container never is."""
+        ...
+
     async def open(self) -> None:
         """Connect. Raises StreamLost, TimeoutError."""
         ...
@@ -79,6 +84,11 @@ class HelperSession:
         """Of the last command, here or at the helper's; none is used twice."""
         self._current = 0
         """Of the command that somebody waits for; 0 for none."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether its connection is up."""
+        return self._link is not None and self._link.alive
 
     async def open(self) -> None:
         """Connect and say hello. Raises StreamLost, TimeoutError."""
@@ -159,7 +169,7 @@ class HelperSession:
 
     async def _connected(self) -> tuple[Link, Hello | None]:
         """Return the link, and the helper's hello when the link is new."""
-        if self._link is not None and self._link.alive:
+        if self._link is not None and self.connected:
             return self._link, None
         await self._drop_link()
         link = Link()

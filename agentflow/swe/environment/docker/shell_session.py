@@ -65,6 +65,11 @@ class ShellSession:
         self._shell: _Shell | None = None
         self._number = 0
 
+    @property
+    def connected(self) -> bool:
+        """Whether the shell's connection is up."""
+        return self._shell is not None and self._shell.alive
+
     async def open(self) -> None:
         """Start the shell. Raises StreamLost, TimeoutError."""
         await self._connected()
@@ -107,7 +112,7 @@ class ShellSession:
         raise ContainerDied("the container runs, but no shell starts in it")
 
     async def _connected(self) -> _Shell:
-        if self._shell is not None and self._shell.alive:
+        if self._shell is not None and self.connected:
             return self._shell
         await self.close()
         shell = _Shell()

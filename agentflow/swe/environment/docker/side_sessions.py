@@ -30,6 +30,11 @@ class SideBySide:
         self._all = [main]
         self._idle = [main]
 
+    @property
+    def connected(self) -> bool:
+        """Whether the main session's connection is up."""
+        return self._main.connected
+
     async def open(self) -> None:
         """Connect the main session. Raises StreamLost."""
         await self._main.open()
