@@ -62,6 +62,12 @@ class TestShellSession(EnvironmentContract):
     limits_pids = True
     side_by_side = False
 
+    async def test_killing_all_there_is_ends_the_command_alone(self, env: DockerEnv) -> None:
+        """Its shell dies too: the end is told, the command runs once, and a new shell the next."""
+        result = await env.execute("echo x >> ran; kill -9 -1; sleep 1000", timeout_s=60)
+        assert (result.exit_code, result.timed_out) == (137, False)
+        assert (await env.execute("cat ran; echo next")).output == b"x\nnext\n"
+
     @pytest.fixture
     def env_builder(self, shell_builder: DockerEnvBuilder) -> DockerEnvBuilder:
         """The module's."""

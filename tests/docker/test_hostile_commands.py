@@ -59,6 +59,7 @@ async def test_a_gigabyte_of_output(env: DockerEnv) -> None:
     """Head and tail come back, and the helper's memory stays small."""
     result = await env.execute(f"echo first; head -c {GB} /dev/zero; echo last", timeout_s=120)
     assert (result.output[:6], result.output[-5:]) == (b"first\n", b"last\n")
+    assert len(result.output) == env._config.output_head_bytes + env._config.output_tail_bytes
     assert len(result.output) + result.dropped_bytes == GB + 11
     peak = await env.execute("grep VmHWM /proc/1/status")
     assert int(peak.output.split()[1]) < 8 * 1024  # kB
@@ -125,15 +126,18 @@ PROCESSES = "all=(/proc/[0-9]*); echo ${#all[@]}"
 
 
 async def test_fork_bomb_in_the_background(env: DockerEnv) -> None:
-    """A command that leaves a bomb which fills the container ends, and the bomb with it.
+    """A bomb that its command leaves fills the container to its limit, and ends with the command.
 
     It starts one process while there is room, and waits for the rest by builtins alone: a shell
     that must start a second one beside a bomb may fail to.
     """
     bomb = "b() { b | b & }; b > /dev/null 2>&1 &\n"
-    full = "until all=(/proc/[0-9]*); ((${#all[@]} > 40)); do :; done; echo full"
-    result = await env.execute(bomb + full)
-    assert (result.exit_code, result.output) == (0, b"full\n")
+    full = "until all=(/proc/[0-9]*); ((${#all[@]} > 40)); do :; done\n"
+    most = (
+        "for i in {1..200}; do all=(/proc/[0-9]*); ((most < ${#all[@]})) && most=${#all[@]}; done"
+    )
+    result = await env.execute(f"{bomb}{full}most=0; {most}; echo $most")
+    assert (result.exit_code, 40 < int(result.output) <= SMALL["pids"]) == (0, True)
     assert (await env.execute(PROCESSES)).output == b"2\n"  # the session, and the one that counts
 
 

@@ -49,12 +49,14 @@ def rewards(out: Path) -> dict[str, float]:
     return {sample["instance_id"]: sample["reward"] for sample in samples(out)}
 
 
-@pytest.mark.parametrize(("policy", "reward"), [("oracle", 1.0), ("noop", 0.0)])
+@pytest.mark.parametrize(
+    ("policy", "reward", "reason"), [("oracle", 1.0, "resolved"), ("noop", 0.0, "empty_patch")]
+)
 @pytest.mark.parametrize(
     ("tasks", "count"), [("bundled", 8), pytest.param("pypi", 3, marks=pytest.mark.pypi)]
 )
 def test_tasks_that_ship(
-    tmp_path: Path, *, tasks: str, count: int, policy: str, reward: float
+    tmp_path: Path, *, tasks: str, count: int, policy: str, reward: float, reason: str
 ) -> None:
     """The oracle resolves them all, the policy that does nothing none."""
     out = tmp_path / "run"
@@ -62,6 +64,7 @@ def test_tasks_that_ship(
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list(rewards(out).values()) == [reward] * count
+    assert {sample["verdict"]["reason"] for sample in samples(out)} == {reason}
     assert all(sample["image"].startswith("sha256:") for sample in samples(out))
 
 
@@ -122,7 +125,9 @@ def test_no_patch_that_tampers_with_the_judge_is_resolved(
         *_, shown = (m["content"] for m in messages if m["role"] == "user")
         assert "<returncode>0</returncode>" in shown
         assert (sample["cause"], sample["reward"]) == ("submitted", 0.0)
-        assert sample["verdict"]["reason"] in {"tests_failed", "tampered"}
+        verdict = sample["verdict"]
+        assert verdict["reason"] in {"tests_failed", "tampered"}
+        assert "planted failure" not in verdict["detail"]  # who is put back has merely failed
     assert len(seen) == kinds
 
 
