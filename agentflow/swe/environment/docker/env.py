@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import posixpath
 from typing import TYPE_CHECKING, Any, Self
 
 from agentflow.errors import CommandFailed, ContainerKilled, EnvDied, EpisodeError
 from agentflow.swe.environment.docker.errors import EngineRefused, EngineSilent
 from agentflow.swe.environment.docker.files import HelperFiles, ShellFiles, require_below
+from agentflow.swe.environment.docker.freezer import Freezer
 from agentflow.swe.environment.docker.wire import MAX_ARGUMENT, Command, EndFlag
 from agentflow.types import CommandResult
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from agentflow.swe.environment.docker.session import Session
     from agentflow.swe.environment.docker.wire import Ended
     from agentflow.types import ContainerSpec
-
-log = logging.getLogger(__name__)
 
 BASH = "/bin/bash"
 CANNOT_RUN = 126
@@ -65,9 +63,7 @@ class DockerEnv:
         )
         self._fatal: EpisodeError | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._paused = False
-        self._busy = 0
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._freezer = Freezer(container, after_s=config.pause_after_s, nursery=nursery)
 
     @property
     def name(self) -> str:
@@ -175,7 +171,7 @@ class DockerEnv:
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        self._cancel_idle_timer()
+        self._freezer.close()
         try:
             await self.session.close()
             await self.container.remove()
@@ -185,9 +181,10 @@ class DockerEnv:
     async def let_go(self, *, ttl_s: int) -> None:
         """Leave the container to whoever attaches next, for so many seconds."""
         self._require_alive()
-        await self._thaw()
+        await self._freezer.thaw()
         await self.session.keep_for(ttl_s)
         self._fatal = EnvDied(f"{self.name} was detached")
+        self._freezer.close()
         await self.session.close()
 
     async def __aenter__(self) -> Self:
@@ -202,52 +199,16 @@ class DockerEnv:
     ) -> None:
         await self.stop()
 
-    # --- pause --------------------------------------------------------------------------------
-
-    async def pause(self) -> None:
-        """Freeze it while it waits; the next command thaws it."""
-        self._require_alive()
-        if not self._paused and not self._busy:
-            self._paused = True
-            await self.container.engine.pause(self.name)
-
-    async def _thaw(self) -> None:
-        self._cancel_idle_timer()
-        if self._paused:
-            self._paused = False
-            await self.container.engine.unpause(self.name)
-
-    def _pause_later(self) -> None:
-        if self._config.pause_after_s is None or self._fatal is not None:
-            return
-        loop = asyncio.get_running_loop()
-        self._idle_timer = loop.call_later(self._config.pause_after_s, self._pause_now)
-
-    def _pause_now(self) -> None:
-        self._nursery.start(self._pause_if_idle(), name=f"pause {self.name}")
-
-    async def _pause_if_idle(self) -> None:
-        try:
-            await self.pause()
-        except (EngineRefused, EngineSilent, EpisodeError) as error:
-            self._paused = False  # an unpaused container only costs what it did before
-            log.info("%s is not paused: %s", self.name, error)
-
-    def _cancel_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-
     # --- death --------------------------------------------------------------------------------
 
     async def check_alive(self) -> None:
         """Raise the typed error when the container is gone; asks the engine on a mere suspicion."""
         self._require_alive()
-        if self._busy or self.session.connected:
+        if self._freezer.in_use or self.session.connected:
             return
         try:
             await self.container.ensure_running()
-            self._paused = False  # what runs again is thawed
+            self._freezer.thawed()
         except EpisodeError as error:
             self._fatal = self._fatal or error
             raise self._fatal from error
@@ -264,14 +225,13 @@ class DockerEnv:
     async def _run(self, command: Command) -> Ended:
         self._require_alive()
         async with self._commands.slot():
-            self._busy += 1
             try:
-                await self._thaw()
-                ended = await self.session.run(command)
-                if ended.flags & EndFlag.START_FAILED and ended.error == errno.EAGAIN:
-                    # What earlier commands left in the background fills the pids limit.
-                    await self.session.clear()
+                async with self._freezer.awake():
                     ended = await self.session.run(command)
+                    if ended.flags & EndFlag.START_FAILED and ended.error == errno.EAGAIN:
+                        # What earlier commands left in the background fills the pids limit.
+                        await self.session.clear()
+                        ended = await self.session.run(command)
             except EpisodeError as error:
                 self._fatal = self._fatal or error
                 if self._fatal is not error:  # stopped while the command ran
@@ -280,9 +240,6 @@ class DockerEnv:
             except (EngineRefused, EngineSilent) as error:
                 self._fatal = EnvDied(f"{self.name}: {error}")
                 raise self._fatal from error
-            finally:
-                self._busy -= 1
-                self._pause_later()
         if ended.flags & EndFlag.SURVIVOR:
             self._fatal = ContainerKilled(f"{self.name}: a process survived SIGKILL")
             raise self._fatal
