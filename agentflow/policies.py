@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.errors import ConfigError
 from agentflow.registry import did_you_mean, import_any, plugin_boundary
+from priority.policies import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from priority.policies import Policy
 
 BUILTIN_POLICY: Final = {
     "fcfs": "priority.policies:Fcfs",
@@ -47,7 +46,10 @@ def build_policy(
             keys["preempts"] = preemption
         elif preemption:
             raise ConfigError("takes no `preempts`, so that it cannot be told to preempt")
-        return cast("Policy", cls(**keys))
+        policy = cls(**keys)
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"{policy!r} is no policy: it needs `preempts` and `classify`")
+        return policy
 
 
 def _check_keys(cls: Any, keys: Mapping[str, Any]) -> None:
@@ -63,7 +65,9 @@ def _check_keys(cls: Any, keys: Mapping[str, Any]) -> None:
     for key, parameter in parameters.items():
         if key not in keys and parameter.default is inspect.Parameter.empty:
             raise ConfigError(f"{key} is missing")
-        kind = int if parameter.annotation == "int" else int | float
+        kind, said = int | float, "number"
+        if parameter.annotation == "int":
+            kind, said = int, "whole number"
         value = keys.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, kind):
-            raise ConfigError(f"{key}: {value!r} must be a number")
+            raise ConfigError(f"{key}: {value!r} must be a {said}")

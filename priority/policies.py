@@ -7,7 +7,7 @@ item that has waited too long goes first whatever its class, so no policy can st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,6 +39,7 @@ without an age the last begin when the others have ended, which costs more than 
 is some turns long, so that ranks decide among those that go on."""
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Decides classes and ranks.
 

@@ -116,7 +116,15 @@ def test_a_providers_own_keys_are_checked_with_its_config_class(tmp_path: Path, 
         ),
         (
             "rollout: {policy: {name: fcfs_preempt, window: many}}\n",
-            "policy 'fcfs_preempt': window: 'many' must be a number",
+            "policy 'fcfs_preempt': window: 'many' must be a whole number",
+        ),
+        (
+            "rollout: {policy: {name: longest_predicted_first, high_above: many}}\n",
+            "high_above: 'many' must be a number",
+        ),
+        (
+            "rollout: {policy: {name: 'fractions:Fraction'}}\n",
+            "policy 'fractions:Fraction': Fraction(0, 1) is no policy: it needs `preempts` and",
         ),
         (
             "rollout: {policy: {name: fcfs_preempt, window: -1}}\n",
