@@ -195,7 +195,9 @@ def show(flat: dict[str, float]) -> None:
 
 def main() -> int:
     """Measure, print, write; exit code 1 when a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.container_actions", description=__doc__
+    )
     parser.add_argument("--json", type=output_file)
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--live", type=positive, default=64)

@@ -151,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--from", dest="from_", metavar="FILE", type=Path, help="take this file, run nothing"
     )
-    parser.add_argument("--baselines", type=Path, default=BASELINES, help="folder of what was")
+    parser.add_argument(
+        "--baselines", type=output_folder, default=BASELINES, help="folder of what was"
+    )
     parser.add_argument("--refresh", action="store_true", help="accept what comes as baseline")
     return parser
 

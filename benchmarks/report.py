@@ -66,10 +66,12 @@ def show(figures: Mapping[str, float]) -> None:
 
 
 def read_figures(path: Path) -> dict[str, float]:
-    """Read the figures of a benchmark's file. Raises ConfigError when it is none."""
+    """Read a file of figures. Raises ConfigError when it cannot be read, or is no such file."""
     try:
         figures = json.loads(path.read_text())["figures"]
         return {str(name): float(value) for name, value in figures.items()}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f'{path}: {error!r}; it must be {{"figures": {{"name": number, ...}}}}'

@@ -164,7 +164,9 @@ def _median_ratio(ones: Sequence[float], others: Sequence[float]) -> float:
 
 def main() -> None:
     """Print the table, write the file, and fail where a gate does."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.task_admission", description=__doc__
+    )
     parser.add_argument("--json", type=output_file)
     parser.add_argument("--rounds", type=positive, default=ROUNDS, help="medians are over so many")
     chosen = parser.parse_args()

@@ -48,18 +48,18 @@ def test_a_file_becomes_the_baseline_and_is_compared_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a baseline the gate says how to make one; what is not gated is not kept."""
-    path = tmp_path / "found.json"
+    path, kept_in = tmp_path / "found.json", tmp_path / "kept"
 
     def gate(ratio: float, *options: str) -> int:
         figures = {"ratio_to_bare": ratio, "growth": 1.0, "task_cpu_us": 7.0}
         path.write_text(json.dumps({"figures": figures}))
-        return main(["task_admission", "--from", str(path), "--baselines", str(tmp_path), *options])
+        return main(["task_admission", "--from", str(path), "--baselines", str(kept_in), *options])
 
     assert gate(10.0) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert f"python -m benchmarks.gate task_admission --refresh --from {path}" in told
     assert gate(10.0, "--refresh") == 0
-    kept = read_figures(tmp_path / "task_admission.json")
+    kept = read_figures(kept_in / "task_admission.json")
     assert kept == {"ratio_to_bare": 10.0, "growth": 1.0}
     assert [gate(ratio) for ratio in (5.0, 12.0, 13.0)] == [0, 0, 1]
 
@@ -90,6 +90,15 @@ def test_a_file_that_is_no_report_is_told_by_its_path(
         told = capsys.readouterr().out
         assert f"{path}: " in told
         assert "it must be" in told
+
+
+def test_a_file_that_cannot_be_read_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder is none."""
+    assert main(["task_admission", "--from", str(tmp_path), "--baselines", str(tmp_path)]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{tmp_path} cannot be read: Is a directory" in told
 
 
 def test_the_clients_that_are_gated_are_measured() -> None:
