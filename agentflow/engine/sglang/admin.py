@@ -28,6 +28,7 @@ class AdminClient:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def get(self, path: str, *, timeout_s: float) -> Any:
         """Return the parsed answer of a GET. Raises EngineAdminFailed."""
@@ -51,6 +52,8 @@ class AdminClient:
         self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float
     ) -> tuple[int, bytes]:
         """Return status and bytes. Raises EngineAdminFailed when there is no answer."""
+        if self._closed:
+            raise EngineAdminFailed(f"{method} {self.url}{path}: the engine is closed")
         data = None if body is None else orjson.dumps(body)
         try:
             async with (
@@ -76,7 +79,8 @@ class AdminClient:
         return self._session
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Close the connections, for good. Idempotent."""
+        self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -51,6 +51,10 @@ class BadHttp(ConnectionError):
     """The peer does not speak HTTP/1.1."""
 
 
+class PoolClosed(ConnectionError):
+    """Whoever owns the pool has closed it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where connections go."""
@@ -190,13 +194,13 @@ class Pool:
         """Where every connection reads into."""
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._all_lost: asyncio.Future[None] | None = None
+        self._all_lost = asyncio.Event()
         self._closed = False
 
     async def acquire(self) -> Connection:
-        """Return an idle or new connection. Raises OSError or TimeoutError."""
+        """Return an idle or new connection. Raises OSError (PoolClosed is one) or TimeoutError."""
         if self._closed:
-            raise ConnectionError("the engine is closed")
+            raise PoolClosed
         loop = asyncio.get_running_loop()
         oldest_useful = loop.time() - IDLE_S
         while self._idle:
@@ -213,8 +217,15 @@ class Pool:
                 ssl=address.tls,
                 server_hostname=address.host if address.tls else None,
             )
-        self._open.add(connection)
+        self._admit(connection)
         return connection
+
+    def _admit(self, connection: Connection) -> None:
+        """Count a new connection. Raises PoolClosed: one that was closed meanwhile has none."""
+        self._open.add(connection)
+        if self._closed:
+            connection.drop()
+            raise PoolClosed
 
     def take_back(self, connection: Connection, *, reusable: bool) -> None:
         """Keep a connection whose exchange is complete."""
@@ -229,8 +240,8 @@ class Pool:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        if self._all_lost is not None and not self._open and not self._all_lost.done():
-            self._all_lost.set_result(None)
+        if not self._open:
+            self._all_lost.set()
 
     async def close(self) -> None:
         """Drop every connection and wait until the sockets are closed. Idempotent."""
@@ -238,8 +249,8 @@ class Pool:
         for connection in list(self._open):
             connection.drop()
         if self._open:
-            self._all_lost = asyncio.get_running_loop().create_future()
-            await self._all_lost
+            self._all_lost.clear()
+            await self._all_lost.wait()
 
     def gauges(self) -> dict[str, int]:
         """Open and idle sockets."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agentflow.engine.sglang.body import encode
 from agentflow.engine.sglang.call import Call
-from agentflow.engine.sglang.http1 import Pool
+from agentflow.engine.sglang.http1 import Pool, PoolClosed
 from agentflow.engine.sglang.tokens import TokenStream
 from agentflow.engine.sglang.versions import UNSET
 from agentflow.errors import (
@@ -122,6 +122,8 @@ class Replica:
     async def _connect(self) -> Connection:
         try:
             return await self._pool.acquire()
+        except PoolClosed:
+            raise EngineDied("the engine is closed") from None
         except TimeoutError:
             limit = self._config.deadlines.connect_s
             raise EngineUnreachable(f"{self.url}: no connection in {limit:g} s") from None
@@ -166,9 +168,10 @@ async def _tell(target: AdminClient, rid: str, timeout_s: float) -> None:
 
 def _request_head(address: Address, api_key: str | None) -> bytes:
     """Everything but the length, which `%` puts in."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
     lines = [
         f"POST {address.path}/generate HTTP/1.1",
-        f"Host: {address.host}:{address.port}",
+        f"Host: {host}:{address.port}",
         "Content-Type: application/json",
         "Accept: text/event-stream",
         *([f"Authorization: Bearer {api_key}"] if api_key else []),
