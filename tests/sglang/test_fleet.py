@@ -75,6 +75,19 @@ async def test_a_router_whose_workers_cannot_be_reached_is_refused(
                 await engine.info()
 
 
+async def test_a_router_is_asked_again_when_a_worker_was_not_ready() -> None:
+    """The first connection failed behind it; the next one goes on from there."""
+    async with FakeSglang(FakeOptions()) as worker:
+        worker.faults.failing_calls["/model_info"] = 1
+        async with FakeSglang(FakeOptions(workers=(worker.url,))) as router:
+            config = SglangConfig(urls=(router.url,), vocab_size=VOCAB)
+            async with SglangEngine(config) as engine:
+                with pytest.raises(EngineUnreachable, match="HTTP 500"):
+                    await engine.info()
+                assert (await engine.info()).name == "fake"
+                assert [load.url for load in await engine.loads()] == [worker.url]
+
+
 async def test_load_is_told() -> None:
     """Running, waiting and KV of every server."""
     async with pair(slots=1, step_s=0.004) as (_, engine):

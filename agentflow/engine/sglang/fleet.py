@@ -115,6 +115,8 @@ class Fleet:
 
     async def _look_behind(self, replica: Replica, limit: float) -> None:
         """Send aborts and weights to the workers themselves where the url is a router's."""
+        if replica.admin not in self.servers:
+            return  # they are known, from a connection that failed later
         urls = await workers_behind(replica.admin, timeout_s=limit)
         if urls is None:
             return
