@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import PROMPT, Sink, expected, pair, request
@@ -244,6 +244,9 @@ async def test_an_unknown_vocabulary_is_asked_for() -> None:
     [
         ((), "at least one server"),
         (("localhost:30000",), "'localhost:30000' must look like"),
+        (("http://a:99999",), "'http://a:99999' must look like"),
+        (("http://a:port",), "'http://a:port' must look like"),
+        (("http://user:word@a:1",), "must look like"),
         (("http://a:1", "http://a:1"), "each server once"),
     ],
 )
@@ -251,6 +254,39 @@ def test_bad_urls_are_named(urls: tuple[str, ...], message: str) -> None:
     """Configuration is checked where it is made."""
     with pytest.raises(ConfigError, match=message):
         SglangConfig(urls=urls)
+
+
+@pytest.mark.parametrize("key", ["from-a-file\n", "schlüssel", " k"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    """And not shown."""
+    with pytest.raises(ConfigError, match="api_key: must be printable ASCII") as refused:
+        SglangConfig(urls=("http://a:1",), api_key=key)
+    assert key not in str(refused.value)
+
+
+async def test_ids_may_be_a_list() -> None:
+    """It is checked and sent as an array would be."""
+    async with pair() as (server, engine):
+        made, sink = request(max_new_tokens=3), Sink()
+        listed: Any = list(PROMPT)
+        await engine.generate(replace(made, input_ids=listed), sink)
+        assert sink.ids == expected(3)
+        with pytest.raises(EngineRejected, match=r"input_ids\[1\]: 512 is not in"):
+            await engine.generate(replace(made, input_ids=[1, 512]), Sink())  # type: ignore[arg-type]
+        assert len(server.bodies) == 1
+
+
+async def test_a_rid_that_could_be_the_beginning_of_another_is_refused() -> None:
+    """An abort of one would be an abort of both."""
+    async with pair(step_s=0.004) as (server, engine):
+        sink = Sink()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(engine.generate(request(), sink))
+            await sink.reached(1)
+            with pytest.raises(EngineRejected, match="must be as long as"):
+                await engine.generate(replace(request(), rid=request().rid[:-1]), Sink())
+        assert running.result().finish is FinishReason.LENGTH
+        assert len(server.bodies) == 1
 
 
 def test_bad_deadlines_are_named() -> None:

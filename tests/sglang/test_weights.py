@@ -207,6 +207,39 @@ async def test_pausing_twice_is_an_error(second: PauseMode) -> None:
             await engine.abort(request(0).rid)
 
 
+@pytest.mark.parametrize("second", [PauseMode.RETRACT, PauseMode.DRAIN])
+async def test_a_drain_under_way_is_a_pause_already(second: PauseMode) -> None:
+    """The second owner is refused and does not let new generations through."""
+    async with pair(step_s=0.004) as (server, engine):
+        first, late = Sink(), Sink()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_ends(engine, 0, first))
+            await first.reached(1)
+            pausing = group.create_task(engine.pause(PauseMode.DRAIN))
+            await asyncio.sleep(0)
+            with pytest.raises(EngineAdminFailed, match="mode drain is under way"):
+                await engine.pause(second)
+            waiting = group.create_task(_ends(engine, 1, late))
+            await pausing
+            assert len(server.bodies) == 1
+            assert not waiting.done()
+            await engine.resume()
+        assert isinstance(waiting.result(), GenerationResult)
+
+
+async def test_a_mode_may_be_its_name() -> None:
+    """The name means the mode; any other name is refused before anything is paused."""
+    async with pair(step_s=0.004) as (_, engine):
+        sink = Sink()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(_ends(engine, 0, sink))
+            await sink.reached(1)
+            async with engine.paused("drain"):
+                assert running.done()
+        with pytest.raises(ValueError, match="'drained'; it must be one of abort, in_place"):
+            await engine.pause("drained")
+
+
 async def test_a_pause_that_fails_on_one_replica_leaves_none_paused() -> None:
     """The error names the replica; both generate afterwards."""
     async with fleet(2) as ((one, two), engine):

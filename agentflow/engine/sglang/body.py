@@ -38,7 +38,7 @@ def check(request: GenerationRequest, info: ModelInfo) -> None:
 
 
 def _check_ids(request: GenerationRequest, vocab_size: int) -> None:
-    ids = request.input_ids
+    ids = np.asarray(request.input_ids)
     if ids.ndim != 1 or not len(ids):
         raise EngineRejected(f"input_ids: shape {ids.shape} must be (n,) with n at least 1")
     if not np.issubdtype(ids.dtype, np.integer):

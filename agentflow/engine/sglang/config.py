@@ -57,6 +57,9 @@ class SglangConfig:
             _check_url(url)
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError(f"urls: {self.urls!r} must name each server once")
+        key = self.api_key
+        if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
+            raise ConfigError("api_key: must be printable ASCII without blanks around it")
         for name in ("vocab_size", "stream_interval"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -65,5 +68,10 @@ class SglangConfig:
 
 def _check_url(url: str) -> None:
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
+    try:
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or none below 65,536
+        named = False
+    extra = parts.query or parts.fragment or "@" in parts.netloc
+    if parts.scheme not in {"http", "https"} or not named or extra:
         raise ConfigError(f"urls: {url!r} must look like http://host:port or https://host:port")

@@ -19,7 +19,7 @@ from agentflow.engine.sglang.flight import Flight
 from agentflow.engine.sglang.gate import Gate
 from agentflow.engine.sglang.routing import Routing
 from agentflow.engine.sglang.weights import PauseMode, WeightSync
-from agentflow.errors import EngineRejected, EngineUnreachable
+from agentflow.errors import EngineAdminFailed, EngineRejected, EngineUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -76,6 +76,12 @@ class SglangEngine:
         rid = request.rid
         if rid in self._flights:
             raise EngineRejected(f"rid {rid!r} is in flight already; a rid names one request")
+        other = next(iter(self._flights), rid)
+        if len(other) != len(rid):
+            raise EngineRejected(
+                f"rid {rid!r} must be as long as {other!r}, which is in flight: SGLang aborts "
+                "every rid that begins with the one named"
+            )
         flight = self._flights[rid] = Flight(rid=rid)
         try:
             await self._gate.passed(flight)
@@ -110,10 +116,15 @@ class SglangEngine:
 
     # --- weights ------------------------------------------------------------------------------
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: PauseMode | str) -> None:
         """Stop generating on every replica. Raises EngineAdminFailed; then nothing is paused."""
+        if mode not in set(PauseMode):
+            raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(PauseMode)}")
+        mode = PauseMode(mode)
         await self.info()
         self._weights.check_running(mode)
+        if self._gate.closed:
+            raise EngineAdminFailed(f"pause({mode}): a pause in mode drain is under way")
         if mode is PauseMode.DRAIN:
             self._gate.close()
         try:
@@ -132,7 +143,7 @@ class SglangEngine:
             self._gate.open()
 
     @asynccontextmanager
-    async def paused(self, mode: PauseMode) -> AsyncIterator[None]:
+    async def paused(self, mode: PauseMode | str) -> AsyncIterator[None]:
         """Pause for the duration of a block, and resume however it ends."""
         await self.pause(mode)
         try:

@@ -16,6 +16,11 @@ class Gate:
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody gets through."""
+        return self._closed
+
     def close(self) -> None:
         """Let nobody through until `open`."""
         self._closed = True
