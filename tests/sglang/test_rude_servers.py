@@ -111,11 +111,12 @@ async def test_a_cut_in_mid_chunk_keeps_what_came(then: str) -> None:
         (b"HTTP/1.1 307 T\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n", EngineRejected, "307"),
         (b"HTTP/1.1 204 No\r\n\r\n", EngineRejected, "204"),
         (b"SSH-2.0-OpenSSH\r\n", EngineDied, "no HTTP/1.1 answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b'{"error":"no"}', EngineDied, '"no"'),
         (CHUNKED + chunk(b"data: \x1f\x8b\n\n"), EngineDied, "are not SGLang's"),
         (CHUNKED + chunk(ODD_ABORT), EngineDied, "aborted with status 'busy': gone"),
         (b"HTTP/1.1 404 No\r\n\r\n" + b"<p>" * 100_000, EngineRejected, "404: <p><p>"),
     ],
-    ids=["422", "502", "307", "204", "ssh", "binary", "status", "long"],
+    ids=["422", "502", "307", "204", "ssh", "200", "binary", "status", "long"],
 )
 async def test_other_answers_are_errors_that_say_so(
     answer: bytes, error: type[Exception], message: str

@@ -197,6 +197,7 @@ def test_a_missing_event_is_noticed() -> None:
         (b"{", "truncated"),
         (b"[]", "got `array`"),
         (b'{"output_ids": [1]}', "meta_info"),
+        (event([5, 6, 7], 1), r"ids \[5, 6, 7\] with log-probs .*, 1 in all"),
         (event([2**31], 1), "Expected `int` <= 2147483647"),
         (event([1], 1).replace(b"-0.001", b"null"), "Expected `float`, got `null`"),
         (event([1], 1).replace(b"-0.001, 1", b"-0.001, 2"), r"ids \[1\] with log-probs .*id=2"),

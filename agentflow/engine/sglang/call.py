@@ -154,7 +154,8 @@ class Call:
 
     def _where(self) -> str:
         seen = self.tokens.seen
-        cut = " and part of an event" if self._events.pending else ""
+        begun = self._events.beginning
+        cut = f" and part of an event, {begun!r}," if begun else ""
         return f"after {seen} tokens{cut}" if seen else f"before the first token{cut}"
 
     def _limit(self) -> float:

@@ -64,6 +64,7 @@ class PlainError(msgspec.Struct, tag_field="object", tag="error"):
 
 Event = TokenEvent | ErrorEvent
 
+_SHOWN = 120
 _PLAIN = b"data: {"
 _DONE = b"[DONE]"
 _BETWEEN = b"\n\ndata: "
@@ -96,6 +97,11 @@ class EventBuffer:
     def pending(self) -> int:
         """Bytes of an event that was begun and not completed."""
         return len(self._buffer)
+
+    @property
+    def beginning(self) -> bytes:
+        """The first of those bytes."""
+        return bytes(self._buffer[:_SHOWN])
 
 
 def events_of(block: bytes) -> Iterable[Event]:

@@ -102,9 +102,9 @@ class TokenStream:
     def _unknown_of(self, new: list[int], meta: Meta) -> tuple[list[int], list[LogProb]]:
         """Leave out what came before, from a server or proxy that repeats itself."""
         pairs = meta.output_token_logprobs
-        if len(pairs) > len(new):
-            return self._unknown_of_record(new, meta)
         start = meta.completion_tokens - len(new)
+        if len(pairs) > len(new) or start < 0:
+            return self._unknown_of_record(new, meta)
         if start > self.seen:
             raise ValueError(f"tokens {self.seen} to {start} are missing")
         if self.seen and not start and meta.completion_tokens > self.seen:
