@@ -71,11 +71,13 @@ class Stream:
 
     async def _news(self, http: web.Request, request: FakeRequest, waiter: asyncio.Event) -> None:
         """Wait for tokens or the end; a client that went away is noticed here."""
-        while self._silent() or (len(request.output) == self._sent and not request.finished):
-            waiter.clear()
-            await waiter.wait()
+        while True:
             if self._server.dead or http.transport is None or http.transport.is_closing():
                 raise ConnectionResetError
+            if not self._silent() and (request.finished or len(request.output) > self._sent):
+                return
+            waiter.clear()
+            await waiter.wait()
 
     def _silent(self) -> bool:
         limit = self._faults.silent_after_tokens
