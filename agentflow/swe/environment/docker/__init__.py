@@ -11,9 +11,9 @@
 `config` what can be set; `address` where the engine is; `engine` the control plane (the SDK in
 threads) and `stream` the one connection that must not block; `wire` the frames; `session` and
 `shell_session` the two kinds of session; `container` a container's life and the verdict on its
-end; `freezer` its pause; `pool` containers made ahead; `leases` what outlives a hold; `owner` and
-`sweep` what nobody needs any more; `images`, `base_image`, `volume` what containers are made of;
-`helper/` the program inside, in C.
+end; `freezer` its pause; `pool` containers made ahead; `leases` what outlives a hold, `detached`
+what waits under one; `owner` and `sweep` what nobody needs any more; `images`, `base_image` and
+`volume` what containers are made of; `helper/` the program inside, in C.
 """
 
 from agentflow.swe.environment.docker.builder import DockerEnvBuilder

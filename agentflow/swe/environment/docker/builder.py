@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from agentflow.errors import EnvDied, EnvStartFailed
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.docker.config import DockerConfig
+from agentflow.swe.environment.docker.detached import Detached, lease_of
 from agentflow.swe.environment.docker.engine import Engine
 from agentflow.swe.environment.docker.env import DockerEnv
 from agentflow.swe.environment.docker.errors import (
     EngineRefused,
     EngineSilent,
     HelperGone,
-    StreamLost,
 )
 from agentflow.swe.environment.docker.ground import Ground
 from agentflow.swe.environment.docker.images import Image, Images
@@ -25,12 +25,7 @@ from agentflow.swe.environment.docker.launch import Launched, Launcher
 from agentflow.swe.environment.docker.leases import EnvLease, LeaseBook
 from agentflow.swe.environment.docker.limits import Stage
 from agentflow.swe.environment.docker.nursery import Nursery
-from agentflow.swe.environment.docker.owner import (
-    BUILDER_LABEL,
-    PURPOSE_LABEL,
-    REWARD,
-    SNAPSHOT_LABEL,
-)
+from agentflow.swe.environment.docker.owner import BUILDER_LABEL, PURPOSE_LABEL, REWARD
 from agentflow.swe.environment.docker.pool import Pool
 from agentflow.swe.environment.docker.sweep import sweep
 from agentflow.types import ContainerSpec
@@ -41,9 +36,6 @@ if TYPE_CHECKING:
     from agentflow.protocols import Runner
 
 log = logging.getLogger(__name__)
-
-LEASE_MARGIN_S = 60
-"""A leased container lives this much longer than its lease, so that it never ends under it."""
 
 HELD_S = 24 * 3600
 """How long after its start a dead process's container waits for a resume. It ends itself when it
@@ -89,7 +81,13 @@ class DockerEnvBuilder:
         )
         self._envs: dict[str, DockerEnv] = {}
         self._releases: dict[str, Callable[[], None]] = {}
-        self._leased: dict[str, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
+        self._detached = Detached(
+            self.engine,
+            book=self._book,
+            launcher=self._launcher,
+            nursery=self._nursery,
+            runner=self._runner,
+        )
         self._held: set[str] = set()
         """Environments of ours that a sweep must spare though this process may die."""
         self._closed = False
@@ -203,46 +201,12 @@ class DockerEnvBuilder:
         )
 
     async def _detach(self, env: DockerEnv, *, lease_s: float, snapshot: bool) -> EnvLease:
-        try:
-            image = None
-            if snapshot:
-                image = await self.engine.commit(env.name, {SNAPSHOT_LABEL: env.name})
-            lease = EnvLease(
-                container=env.name,
-                image=env.spec.image,
-                workdir=env.spec.workdir,
-                env=dict(env.spec.env),
-                labels=dict(env.spec.labels),
-                expires_at=self._runner.wall_time() + lease_s,
-                snapshot=image,
-            )
-            await self._runner.to_thread(self._book.write, lease)
-            await env.let_go(ttl_s=round(lease_s) + LEASE_MARGIN_S)
-        except (EngineRefused, EngineSilent, StreamLost) as error:
-            self._book.drop(env.name)
-            raise EnvDied(f"{env.name} cannot be detached: {error}") from error
+        await env.check_alive()
+        give_back = self._releases[env.name]
+        lease = await self._detached.let_go(env, give_back, lease_s=lease_s, snapshot=snapshot)
         self._envs.pop(env.name, None)
-        timer = asyncio.get_running_loop().call_later(lease_s, self._expire, lease)
-        self._leased[env.name] = self._releases.pop(env.name), timer
+        del self._releases[env.name]
         return lease
-
-    def _expire(self, lease: EnvLease) -> None:
-        release, _timer = self._leased.pop(lease.container)
-        self._nursery.start(self._end_lease(lease, release), name="end a lease")
-
-    async def _end_lease(self, lease: EnvLease, release: Callable[[], None]) -> None:
-        """Remove what nobody came back for; another process may have."""
-        try:
-            if not self._book.is_held(lease.container):
-                await self._remove_leased(lease)
-        finally:
-            release()
-
-    async def _remove_leased(self, lease: EnvLease) -> None:
-        await self._launcher.container(lease.container, shell=False)[0].remove()
-        await self._runner.to_thread(self._book.drop, lease.container)
-        if lease.snapshot is not None:
-            await self.engine.remove_image(lease.snapshot)
 
     async def attach(self, lease: EnvLease) -> DockerEnv:
         """Take a detached environment back, here or in another process.
@@ -255,10 +219,8 @@ class DockerEnvBuilder:
 
     async def _attach(self, lease: EnvLease) -> DockerEnv:
         image = await self._ground.image(lease.image)
-        if lease.container in self._leased:
-            release, timer = self._leased.pop(lease.container)
-            timer.cancel()
-        else:
+        release = self._detached.take_place(lease.container)
+        if release is None:
             await self._live.acquire()
             release = self._live.release
         try:
@@ -270,34 +232,25 @@ class DockerEnvBuilder:
 
     async def _attached(self, lease: EnvLease, image: Image) -> Launched:
         volume = await self._ground.volume(image)
-        container, session = self._launcher.container(lease.container, shell=volume is None)
         try:
-            await container.ensure_running()
-            await session.open()
-            await session.keep_for(self._config.ttl_s)
-        except (EnvDied, StreamLost) as error:
-            await session.close()
+            launched = await self._detached.connect(
+                lease, image, shell=volume is None, ttl_s=self._config.ttl_s
+            )
+        except EnvDied as error:
             if lease.snapshot is None:
-                raise EnvDied(f"leased container {lease.container} is gone: {error}") from error
-            log.info("%s is gone (%s); restoring its snapshot", lease.container, error)
+                raise
+            log.info("%s; restoring its snapshot", error)
             restored = Image(id=lease.snapshot, architecture=image.architecture)
             return await self._launch(restored, lease.labels)
         await self._runner.to_thread(self._book.hold, lease)
         self._held.add(lease.container)
         if lease.snapshot is not None:
             await self.engine.remove_image(lease.snapshot)
-        return Launched(container=container, session=session, image=image)
+        return launched
 
     def lease(self, env: DockerEnv) -> EnvLease:
         """Say how another process comes back to an environment, without letting go of it."""
-        return EnvLease(
-            container=env.name,
-            image=env.spec.image,
-            workdir=env.spec.workdir,
-            env=dict(env.spec.env),
-            labels=dict(env.spec.labels),
-            expires_at=self._runner.wall_time() + HELD_S,
-        )
+        return lease_of(env, expires_at=self._runner.wall_time() + HELD_S)
 
     async def hold(self, lease: EnvLease, *, journal: str) -> None:
         """Let sweeps spare it, now and for a while after the death of this process."""
@@ -306,14 +259,7 @@ class DockerEnvBuilder:
 
     async def release(self, lease: EnvLease) -> None:
         """Remove a container that nobody will attach to. Harmless when it is gone."""
-        give_back: Callable[[], None] = _nothing
-        if lease.container in self._leased:
-            give_back, timer = self._leased.pop(lease.container)
-            timer.cancel()
-        try:
-            await self._nursery.shielded(self._remove_leased(lease), name="release a lease")
-        finally:
-            give_back()
+        await self._detached.release(lease)
 
     # --- end ----------------------------------------------------------------------------------
 
@@ -335,8 +281,7 @@ class DockerEnvBuilder:
         if not self._closed:
             self._closed = True
             self._pool.close()
-            for _release, timer in self._leased.values():
-                timer.cancel()  # `agentflow clean`, or the container's own ttl, ends those
+            self._detached.close()
         await asyncio.shield(self._nursery.start(self._stop_all(), name="stop all"))
         await self._nursery.wait()
         await self._remove_stragglers()
@@ -363,10 +308,6 @@ class DockerEnvBuilder:
             await sweep(self.engine, book=self._book, now=now)
         except (EngineRefused, EngineSilent) as error:
             log.warning("containers may be left, `agentflow clean` removes them: %s", error)
-
-
-def _nothing() -> None:
-    """Give back no place: another process's lease had none here."""
 
 
 async def _discard(starting: asyncio.Task[DockerEnv]) -> None:
