@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from docker_tools import docker, engine_event, our_containers, owner_of
+from docker_tools import docker, engine_event, our_containers
 
 from agentflow.errors import EnvDied
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean
-from agentflow.swe.environment.docker.owner import myself
+from agentflow.swe.environment.docker.owner import OWNER_LABEL, myself
 from agentflow.types import ContainerSpec
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ async def test_the_pool_discards_what_died() -> None:
     builder = DockerEnvBuilder({**SMALL, "pool_size": 1})
     first = await builder.start(ContainerSpec())
     await builder._nursery.wait()  # for what fills the pool
-    mine = {name for name in our_containers() if owner_of(name) == myself()}
-    (ready,) = mine - {first.name}
+    mine = docker("ps", "--filter", f"label={OWNER_LABEL}={myself()}", "--format", "{{.Names}}")
+    (ready,) = set(mine.split()) - {first.name}
     docker("kill", ready)
     second = await builder.start(ContainerSpec())
     assert second.name != ready
