@@ -103,10 +103,12 @@ class Dispatch:
             await self._until_resumed()
             await self._slots.acquire()
             sample = await self._source.get_sample()
-            if sample is None or not await self._may_begin(sample):
+            if sample is None:
+                break
+            self._under_way[sample.episode] = None
+            if not await self._may_begin(sample):
                 break
             self.running += 1
-            self._under_way[sample.episode] = None
             tasks.create_task(self._rolled_out(sample), name=str(sample.episode))
 
     async def _until_resumed(self) -> None:
@@ -126,12 +128,15 @@ class Dispatch:
             begin = not self._stopped
         finally:
             if not begin:
+                del self._under_way[sample.episode]
+                self._unwanted.discard(sample.episode)
                 self._source.give_back(sample)
         return begin
 
     def _withdraw(self, sample: RolloutSample) -> None:
-        if sample.episode not in self._under_way and sample.partial_agent_data is not None:
-            self._remove(sample)
+        if sample.episode not in self._under_way:  # it has come back meanwhile
+            if sample.partial_agent_data is not None:
+                self._remove(sample)
             return
         self._unwanted.add(sample.episode)
         if (task := self._under_way.get(sample.episode)) is not None:
