@@ -159,7 +159,7 @@ class RolloutConfig(Section):
     stall_s: float = Field(default=7200.0, gt=0)
     """The run fails, naming who stands still, when nothing has happened for so long; however it is
     scheduled."""
-    rehearse_syncs_s: float | None = Field(default=None, gt=0)
+    rehearse_syncs_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Rehearse a weight update about every so many seconds, seeded, in all modes; the weights stay
     as they are. None: never."""
     journal: bool = False

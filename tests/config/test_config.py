@@ -101,6 +101,7 @@ def test_a_providers_own_keys_are_checked_with_its_config_class(tmp_path: Path, 
             "run.yaml:1: rollout: gen_concurrency 5 is more than max_concurrency 4",
         ),
         ("rollout: {async_factor: 1.6}\n", "rollout.async_factor: 1.6 should be less than or"),
+        ("rollout: {rehearse_syncs_s: .inf}\n", "rehearse_syncs_s: inf should be a finite number"),
         (
             "rollout: {policy: {name: fcsf}}\n",
             "rollout.policy: policy 'fcsf' is not known; did you mean 'fcfs'?",
