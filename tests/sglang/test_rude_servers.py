@@ -13,7 +13,7 @@ from support import VOCAB, Sink, request
 from test_sglang_events import block, event
 
 from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
-from agentflow.errors import EngineDied, EngineRejected, EngineUnreachable
+from agentflow.errors import EngineAdminFailed, EngineDied, EngineRejected, EngineUnreachable
 from agentflow.types import FinishReason, ModelInfo
 
 if TYPE_CHECKING:
@@ -187,3 +187,5 @@ async def test_a_host_that_does_not_answer_has_its_own_deadline() -> None:
             async with SglangEngine(config) as engine:
                 engine._info = INFO
                 await fails(engine, EngineUnreachable, r"no connection in 0\.2 s")
+                with pytest.raises(EngineAdminFailed, match=r"no connection in 0\.2 s"):
+                    await engine.loads()

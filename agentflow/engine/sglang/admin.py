@@ -23,8 +23,11 @@ _OK = 200
 class AdminClient:
     """Plain requests and answers; every call has a deadline and names itself when it fails."""
 
-    def __init__(self, url: str, *, api_key: str | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None, tls: ssl.SSLContext | None, connect_s: float
+    ) -> None:
         self.url = url.rstrip("/")
+        self._connect_s = connect_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
@@ -61,6 +64,10 @@ class AdminClient:
                 self._connected().request(method, self.url + path, data=data) as answer,
             ):
                 return answer.status, await answer.read()
+        except aiohttp.ConnectionTimeoutError:
+            raise EngineAdminFailed(
+                f"{method} {self.url}{path}: no connection in {self._connect_s:g} s"
+            ) from None
         except TimeoutError:
             raise EngineAdminFailed(
                 f"{method} {self.url}{path}: no answer in {timeout_s:g} s"
@@ -74,7 +81,7 @@ class AdminClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
                 headers={**self._headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
             )
         return self._session
 

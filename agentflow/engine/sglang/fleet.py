@@ -128,7 +128,9 @@ class Fleet:
         self.servers[at : at + 1] = workers
 
     def _admin(self, url: str) -> AdminClient:
-        return AdminClient(url, api_key=self._config.api_key, tls=self._tls)
+        config = self._config
+        connect_s = config.deadlines.connect_s
+        return AdminClient(url, api_key=config.api_key, tls=self._tls, connect_s=connect_s)
 
     def _replica(self, url: str) -> Replica:
         parts = urlsplit(url)
