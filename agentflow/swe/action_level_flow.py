@@ -1,7 +1,7 @@
 """ActionLevelSWEAgentFlow: the episodes of one engine, cut into actions and scheduled one by one.
 
 An episode is one coroutine, `submit_sample`, that waits for its turn, takes it, and tells how it
-ended. Whose turn it is, is decided by the pure `ActionScheduler`; the two workers only give turns:
+ended. Whose turn it is, is decided by the pure `ActionScheduler`; the workers only give turns:
 
     submit_sample ▶ new ▶ start ▶ pending ▶ generation ▶ env queue ▶ command ▶ hp | lp resume ▶ …
                                                 └▶ finalize ▶ reward queue ▶ judge ▶ done
@@ -13,31 +13,23 @@ another episode. Everything here runs on the flow worker's loop.
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentflow.aio import shielded
-from agentflow.errors import (
-    ConfigError,
-    EngineError,
-    RolloutGenerationAborted,
-    WorkerCancelled,
-)
+from agentflow.errors import ConfigError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial, write_off
-from agentflow.scheduling import OUT, AbortReason, ActionScheduler, Event, Stage
+from agentflow.scheduling import OUT, AbortReason, Event, Stage
 from agentflow.swe.agent_kinds import driven_by_actions
 from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
-from agentflow.swe.kv_housing import KVHousing
+from agentflow.swe.live_episode import LiveEpisode
+from agentflow.swe.turn_workers import TurnWorkers
 from agentflow.swe.waiting_lines import ranking
-from agentflow.types import Cause, StepStatus, SyncMode
-from priority.residency import Residency
+from agentflow.types import Cause, StepStatus
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from agentflow.engine.turns import EngineAccess, TurnModel
+    from agentflow.engine.turns import EngineAccess
     from agentflow.protocols import (
         AgentBuilder,
         ContainerEnvBuilder,
@@ -49,32 +41,8 @@ if TYPE_CHECKING:
     from agentflow.scheduling import WorkItem
     from agentflow.swe.sample import SWESample
     from agentflow.swe.scheduling_hooks import Scheduling
-    from agentflow.types import PartialRolloutState, RolloutSample
+    from agentflow.types import PartialRolloutState, RolloutSample, SyncMode
     from priority.snapshot import PrioritySnapshot
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Episode:
-    """One episode between `submit_sample` and its end."""
-
-    item: WorkItem
-    sample: SWESample
-    dc_sample: RolloutSample
-    task: asyncio.Task[None]
-    """What it lives in."""
-    turn: asyncio.Future[None]
-    """Comes true when the scheduler dispatches it."""
-    bug: BaseException | None = None
-    """Of something that ran beside it; it ends by it."""
-
-    def end_by(self, bug: BaseException) -> None:
-        """Cut it short wherever it is; its caller gets `bug`."""
-        if self.bug is None:
-            self.bug = bug
-            self.task.cancel()
 
 
 class ActionLevelSWEAgentFlow(SWEAgentFlow):
@@ -104,24 +72,13 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             on_turn=on_turn,
             keeper=keeper,
         )
-        self._core = ActionScheduler(scheduling.limits, scheduling.policy)
+        self._workers = TurnWorkers(scheduling, model.engine, self._runner)
+        self._core = self._workers.core
+        self._episodes = self._workers.episodes
+        self._advance = self._workers.advance
         self._hooks = scheduling.hooks
         self._partial_rollout = scheduling.partial_rollout
-        self._kv_share = scheduling.kv_share
-        self._housing = KVHousing() if scheduling.kv_share is not None else None
-        self._core.housing = self._housing
-        self._episodes: dict[WorkItem, _Episode] = {}
-        self._workers: list[asyncio.Task[None]] = []
-        self._beside: set[asyncio.Task[None]] = set()
-        """Aborts and predictions under way."""
-        self._closed = False
-        self._broken: BaseException | None = None
-        """What ended a worker."""
-        self._moved = asyncio.Event()
-        """Set by every move, and wakes all who wait in `_until_moved` then."""
-        self.progress = 0
-        """Counts up whenever an episode moves; readable on any thread."""
-        self._turns: dict[Stage, Callable[[_Episode], Awaitable[None]]] = {
+        self._turns: dict[Stage, Callable[[LiveEpisode], Awaitable[None]]] = {
             Stage.STARTING: self._run_start,
             Stage.GENERATING: self._run_generation,
             Stage.ACTING: self._run_command,
@@ -162,16 +119,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         return self._runner.on_flow_worker(self._submit_sample_async(sample, dc_sample))
 
     async def _submit_sample_async(self, sample: SWESample, dc_sample: RolloutSample) -> None:
-        loop = self._ensure_scheduler()
+        loop = self._workers.ensure()
         resumes = sample.episode in self._envs
         item = self._core.submit(sample.episode, self._runner.now(), resumes=resumes)
         task = asyncio.current_task()
         assert task is not None
-        episode = _Episode(
+        episode = LiveEpisode(
             item=item, sample=sample, dc_sample=dc_sample, task=task, turn=loop.create_future()
         )
-        self._episodes[item] = episode
-        self._moved.set()
+        self._workers.enter(episode)
         try:
             if resumes:
                 self._take_note(episode)
@@ -190,90 +146,17 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
                 if item.stage not in OUT:  # its caller has gone, or it hit a bug
                     await shielded(self._withdraw(episode))
             finally:
-                del self._episodes[item]
-                self._moved.set()
+                self._workers.leave(episode)
 
-    async def _withdraw(self, episode: _Episode) -> None:
+    async def _withdraw(self, episode: LiveEpisode) -> None:
         self._advance(episode.item, Event.FAILED)
         if episode.dc_sample.ending is None:
             write_off(episode.sample, episode.dc_sample)
         await self.on_abort(episode.sample, WITHDRAWN)
 
-    def _advance(self, item: WorkItem, event: Event) -> None:
-        self._core.advance(item, event, self._runner.now())
-        self.progress += 1
-        self._moved.set()
-
-    # --- the workers --------------------------------------------------------------------------
-
-    def _ensure_scheduler(self) -> asyncio.AbstractEventLoop:
-        if self._closed:
-            raise RuntimeError("this flow is closed; make a new one")
-        if self._broken is not None:
-            raise self._broken
-        loop = asyncio.get_running_loop()
-        if not self._workers:
-            self._workers = [
-                loop.create_task(self._processor_worker(), name="processor"),
-                loop.create_task(self._interaction_worker(), name="interaction"),
-            ]
-            for worker in self._workers:
-                worker.add_done_callback(self._worker_ended)
-        return loop
-
-    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        """Let a bug in scheduling reach everybody who waits; without it they would for ever."""
-        bug = WorkerCancelled(worker.get_name()) if worker.cancelled() else worker.exception()
-        assert bug is not None, "workers never return"
-        if self._closed:
-            return
-        self._broken = bug
-        for episode in self._episodes.values():
-            episode.end_by(bug)
-
-    async def _processor_worker(self) -> None:
-        """Give generation turns, and have generations aborted for those that must not wait."""
-        await self._learn_kv_memory()
-        while True:
-            now = self._runner.now()
-            for item in self._core.generate(now):
-                self._give_turn(item)
-            for item in self._core.preempt(now):
-                self._abort(item)
-            await self._until_moved()
-
-    async def _learn_kv_memory(self) -> None:
-        """Keep contexts within the engine's KV memory, where that is asked for and known."""
-        if self._housing is None or self._kv_share is None:
-            return
-        try:
-            info = await self.model.engine.info()
-        except EngineError as exc:
-            logger.warning("contexts may exceed KV memory, whose size is not known: %s", exc)
-            return
-        if info.kv_tokens is not None:
-            self._housing.residency = Residency(info.kv_tokens, share=self._kv_share)
-
-    async def _interaction_worker(self) -> None:
-        """Give turns to what needs an environment: starts, commands, rewards."""
-        while True:
-            for item in self._core.interact(self._runner.now()):
-                self._give_turn(item)
-            await self._until_moved()
-
-    async def _until_moved(self) -> None:
-        """Wait for the next move. Look before you wait: the first to wake clears the event."""
-        await self._moved.wait()
-        self._moved.clear()
-
-    def _give_turn(self, item: WorkItem) -> None:
-        turn = self._episodes[item].turn
-        if not turn.done():  # or its caller has just gone, and it is about to be withdrawn
-            turn.set_result(None)
-
     # --- turns --------------------------------------------------------------------------------
 
-    async def _run_start(self, episode: _Episode) -> None:
+    async def _run_start(self, episode: LiveEpisode) -> None:
         state = await self.run_start_step(episode.sample)
         if state.status is StepStatus.ABORTED:
             await self.project_to_dc_sample(episode.sample, episode.dc_sample)
@@ -282,7 +165,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._fire_replica_inflight(episode)
         self._advance(episode.item, Event.STARTED)
 
-    async def _run_generation(self, episode: _Episode) -> None:
+    async def _run_generation(self, episode: LiveEpisode) -> None:
         item, sample = episode.item, episode.sample
         if item.aborting is None:
             assert sample.model is not None
@@ -293,26 +176,26 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         if not self._goes_on(episode, state):
             await self._route_end(episode, state)
 
-    async def _run_command(self, episode: _Episode) -> None:
+    async def _run_command(self, episode: LiveEpisode) -> None:
         state = episode.sample.m.rollout.state
         assert state is not None
         state = await self.run_env_step(episode.sample, state)
         if not self._goes_on(episode, state):
             await self._route_end(episode, state)
 
-    async def _run_reward(self, episode: _Episode) -> None:
+    async def _run_reward(self, episode: LiveEpisode) -> None:
         await self.reward(episode.sample)
         await self.project_to_dc_sample(episode.sample, episode.dc_sample)
         self._advance(episode.item, Event.REWARDED)
 
-    def _take_note(self, episode: _Episode) -> None:
+    def _take_note(self, episode: LiveEpisode) -> None:
         """Tell how long the episode's context is, where that matters."""
-        if self._housing is not None:
+        if (housing := self._workers.housing) is not None:
             record = episode.sample.record
             prompt = record.prompt_len
-            self._housing.holds(episode.item, prompt=prompt, own=len(record) - prompt)
+            housing.holds(episode.item, prompt=prompt, own=len(record) - prompt)
 
-    def _goes_on(self, episode: _Episode, state: PartialRolloutState) -> bool:
+    def _goes_on(self, episode: LiveEpisode, state: PartialRolloutState) -> bool:
         """Queue what the episode needs next; False: nothing, it stops here."""
         self._take_note(episode)
         event = _NEEDS.get(state.status)
@@ -323,14 +206,14 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._predict(episode)
         return True
 
-    async def _route_end(self, episode: _Episode, state: PartialRolloutState) -> None:
+    async def _route_end(self, episode: LiveEpisode, state: PartialRolloutState) -> None:
         if state.status is StepStatus.ABORTED:
             await self._route_aborted(episode, state)
         else:
             self._advance(episode.item, Event.TERMINATED)
             await self._finalize_async(episode, state)
 
-    async def _route_aborted(self, episode: _Episode, state: PartialRolloutState) -> None:
+    async def _route_aborted(self, episode: LiveEpisode, state: PartialRolloutState) -> None:
         item, sample, dc_sample = episode.item, episode.sample, episode.dc_sample
         if state.ending is None or state.ending.cause is not Cause.WEIGHT_SYNC:
             self._advance(item, Event.TERMINATED)  # its slot is free while it is cleaned up
@@ -347,7 +230,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._advance(item, Event.INTERRUPTED)
             raise RolloutGenerationAborted(f"{sample.episode} was interrupted and can go on")
 
-    async def _finalize_async(self, episode: _Episode, state: PartialRolloutState) -> None:
+    async def _finalize_async(self, episode: LiveEpisode, state: PartialRolloutState) -> None:
         sample = episode.sample
         await self.finalize(sample, state)
         ending = sample.m.rollout.ending
@@ -358,14 +241,15 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
 
     # --- hooks --------------------------------------------------------------------------------
 
-    def _fire_replica_inflight(self, episode: _Episode) -> None:
+    def _fire_replica_inflight(self, episode: LiveEpisode) -> None:
         self._hooks.replica_inflight(episode.sample.episode)
 
-    def _predict(self, episode: _Episode) -> None:
+    def _predict(self, episode: LiveEpisode) -> None:
         seq = episode.item.generations
         prediction = self._hooks.predict(episode.sample, gen_turn_seq=seq)
         if prediction is not None:
-            self._run_beside(episode, self._predict_and_report(episode.item, prediction, seq))
+            work = self._predict_and_report(episode.item, prediction, seq)
+            self._workers.beside.run(episode, work)
 
     async def _predict_and_report(
         self, item: WorkItem, prediction: Awaitable[float | None], seq: int
@@ -379,21 +263,12 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         """Rank what queues from now on by `snapshot`; callable from any thread."""
         self._core.snapshot = snapshot
 
-    def _run_beside(self, episode: _Episode, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(partial(self._ran_beside, episode))
-
-    def _ran_beside(self, episode: _Episode, task: asyncio.Task[None]) -> None:
-        self._beside.discard(task)
-        if task.cancelled() or (bug := task.exception()) is None:
-            return
-        if episode.item in self._episodes:
-            episode.end_by(bug)
-        else:
-            logger.error("%s: a bug beside it, after its end", episode.sample.episode, exc_info=bug)
-
     # --- in view ------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> int:
+        """Counts up whenever an episode moves; readable on any thread."""
+        return self._workers.progress
 
     def gauges(self) -> dict[str, float]:
         """Episodes by stage; callable from any thread."""
@@ -407,18 +282,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         """Who waits for what, the one that is next first, with what put it there."""
         return ranking(self._core)
 
-    # --- aborts and weight syncs --------------------------------------------------------------
-
-    def _abort(self, item: WorkItem) -> None:
-        episode = self._episodes[item]
-        assert episode.sample.model is not None
-        self._run_beside(episode, self._ask_to_abort(episode.sample.model))
-
-    async def _ask_to_abort(self, model: TurnModel) -> None:
-        try:
-            await model.abort()
-        except EngineError as exc:  # then the generation itself ends, or fails, and says so
-            logger.warning("an abort could not be sent: %s", exc)
+    # --- pauses and the end -------------------------------------------------------------------
 
     async def pause_generations(self, mode: SyncMode) -> None:
         """Let no generation start; return when the mode's condition for an update holds.
@@ -426,24 +290,11 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         `abort` ends those in flight, `drain` waits for them, the others leave them to the engine.
         Starts, commands and rewards go on.
         """
-        await self._runner.on_flow_worker(self._pause(mode))
+        await self._runner.on_flow_worker(self._workers.pause(mode))
 
     async def resume_generations(self) -> None:
         """Dispatch generations again."""
-        await self._runner.on_flow_worker(self._resume_dispatch())
-
-    async def _pause(self, mode: SyncMode) -> None:
-        self._core.paused = True
-        if mode is SyncMode.ABORT:
-            for item in self._core.interrupt_all():
-                self._abort(item)
-        if mode in {SyncMode.ABORT, SyncMode.DRAIN}:
-            while self._core.places[Stage.GENERATING]:
-                await self._until_moved()
-
-    async def _resume_dispatch(self) -> None:
-        self._core.paused = False
-        self._moved.set()
+        await self._runner.on_flow_worker(self._workers.resume())
 
     async def give_up(self, sample: SWESample) -> None:
         """Remove the environment of an interrupted episode that will not go on."""
@@ -458,17 +309,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         await self._runner.on_flow_worker(shielded(self._close_async()))
 
     async def _close_async(self) -> None:
-        self._closed = True
-        for episode in self._episodes.values():
-            episode.task.cancel()
-        while self._episodes:
-            await self._until_moved()
-        tasks = [*self._workers, *self._beside]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._workers.clear()
+        await self._workers.close()
         await super().close()
 
 

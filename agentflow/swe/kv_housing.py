@@ -6,22 +6,41 @@ and who needs no context any more. Until the memory's size is known everybody ma
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from agentflow.errors import EngineError
 from agentflow.scheduling import LIVE, OUT, Stage
-from priority.residency import Footprint, Residency
+from priority.residency import KV_SHARE, Footprint, Residency
 
 if TYPE_CHECKING:
+    from agentflow.protocols import Model
     from agentflow.scheduling import WorkItem
+
+logger = logging.getLogger(__name__)
 
 
 class KVHousing:
     """The `Housing` of one engine."""
 
-    def __init__(self, residency: Residency[WorkItem] | None = None) -> None:
+    def __init__(
+        self, residency: Residency[WorkItem] | None = None, *, share: float = KV_SHARE
+    ) -> None:
+        """Without `residency`, let contexts take `share` of the memory once its size is known."""
         self.residency = residency
         """None while the memory's size is not known."""
+        self._share = share
         self._footprints: dict[WorkItem, Footprint] = {}
+
+    async def learn_size(self, engine: Model) -> None:
+        """Ask the engine how large its memory is, and keep contexts within it if it knows."""
+        try:
+            info = await engine.info()
+        except EngineError as exc:
+            logger.warning("contexts may exceed KV memory, whose size is not known: %s", exc)
+            return
+        if info.kv_tokens is not None:
+            self.residency = Residency(info.kv_tokens, share=self._share)
 
     def holds(self, item: WorkItem, *, prompt: int, own: int) -> None:
         """Take note of an item's context in tokens: its first prompt, and what came behind it."""
