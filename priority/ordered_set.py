@@ -33,10 +33,6 @@ class OrderedSet(Generic[T]):
         """The item added last, or None."""
         return next(reversed(self._items), None)
 
-    def newest_first(self) -> Iterator[T]:
-        """All items, the one added last first."""
-        return reversed(self._items)
-
     def __iter__(self) -> Iterator[T]:
         return iter(self._items)
 

@@ -54,11 +54,6 @@ class RadixCache:
         self.protected = 0
         """Tokens that running requests use; they are not evicted."""
 
-    @property
-    def evictable(self) -> int:
-        """Tokens that eviction could free."""
-        return self.total - self.protected
-
     def match(self, ids: NDArray[np.int32]) -> tuple[int, RadixNode]:
         """Find the longest held prefix of `ids`: its length and the node it ends at."""
         return self._descend(self._root, self._pages(ids))
