@@ -85,10 +85,10 @@ class Disturbances:
         """Update all engines to the next version, in one mode."""
         mode = self._rng.choice(list(SyncMode))
         self.counts[f"weight sync, {mode}"] += 1
-        self._version += 1
 
         async def update() -> None:
             await asyncio.sleep(self._rng.uniform(0, 5))
+            self._version += 1  # not before: who comes back from death loads what was published
             done = 0
             try:
                 for engine in self._engines:
