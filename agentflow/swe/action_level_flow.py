@@ -19,8 +19,8 @@ from agentflow.aio import shielded
 from agentflow.errors import ConfigError, RolloutGenerationAborted
 from agentflow.outcomes import save_partial, write_off
 from agentflow.scheduling import OUT, AbortReason, Event, Stage
-from agentflow.swe.agent_kinds import driven_by_actions
 from agentflow.swe.flow import WITHDRAWN, SWEAgentFlow, aborted_generation
+from agentflow.swe.kinds import driven_by_actions
 from agentflow.swe.live_episode import LiveEpisode
 from agentflow.swe.turn_workers import TurnWorkers
 from agentflow.swe.waiting_lines import ranking

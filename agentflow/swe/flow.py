@@ -24,10 +24,10 @@ from agentflow.errors import (
 )
 from agentflow.observe.events import NullEvents
 from agentflow.outcomes import write_off
-from agentflow.protocols import Gauging, Leasing, Mortal
+from agentflow.protocols import Gauging, Leasing
 from agentflow.runner import AsyncioRunner
-from agentflow.swe.agent_kinds import driven_by_actions
 from agentflow.swe.held_envs import HeldEnvs, attach
+from agentflow.swe.kinds import driven_by_actions, is_mortal
 from agentflow.swe.sample import SWEData, SWEMeta, SWESample
 from agentflow.types import (
     DEFAULT_WORKDIR,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         ContainerEnvBuilder,
         EventSink,
         Keeper,
+        Mortal,
         Runner,
         Runtime,
         RuntimeBuilder,
@@ -231,8 +232,8 @@ class SWEAgentFlow:
         env = self._envs.get(sample.episode)
         if env is None:
             env = await self._envs.start(sample)
-        elif isinstance(env, Mortal):  # it may have died while its episode waited
-            await env.check_alive()
+        elif is_mortal(env):  # it may have died while its episode waited
+            await cast("Mortal", env).check_alive()
         agent = sample.m.agent
         assert agent is not None
         assert sample.model is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentflow.aio import boundary, shielded
 from agentflow.errors import BootstrapFailed, EnvDied, EnvStartFailed, EpisodeError
 from agentflow.protocols import Detaching, Leasing
-from agentflow.swe.agent_kinds import driven_by_actions, is_env_aware
+from agentflow.swe.kinds import driven_by_actions, is_env_aware
 
 if TYPE_CHECKING:
     from agentflow.protocols import (

@@ -1,11 +1,11 @@
-"""What an agent can do beyond running a whole episode; asked of its class once, as that is slow."""
+"""What agents and environments can do beyond the least; asked of a class once, as that is slow."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from agentflow.protocols import ActionLevelAgent, EnvAware
+from agentflow.protocols import ActionLevelAgent, EnvAware, Mortal
 
 
 def driven_by_actions(agent: object) -> bool:
@@ -18,6 +18,12 @@ def is_env_aware(agent: object) -> bool:
     """Whether an agent wants to see its environment before its first turn."""
     kind: Any = type(agent)
     return _fits(kind, EnvAware)
+
+
+def is_mortal(env: object) -> bool:
+    """Whether an environment can tell of its death before anything is run in it."""
+    kind: Any = type(env)
+    return _fits(kind, Mortal)
 
 
 @functools.cache
