@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentflow.types import Cause
+from executors.data.journal_schema import FILE as JOURNAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -163,7 +165,7 @@ def print_comparison(results: Mapping[str, Sequence[RolloutSample]]) -> None:
 
 
 def print_summary(rollout: Session, samples: Sequence[RolloutSample]) -> None:
-    """Print a row for each episode, and the figures of the whole run."""
+    """Print a row for each episode, the figures of the whole run, and how it can go on."""
     out = make_console()
     table = Table("episode", "ended as", "cause", "reward", "turns", "tokens", "seconds")
     for sample in samples[:_MAX_ROWS]:
@@ -176,6 +178,9 @@ def print_summary(rollout: Session, samples: Sequence[RolloutSample]) -> None:
         out.print(line, markup=False, soft_wrap=True)
     kept = f"kept in  {rollout.dir.path}, run {rollout.dir.run_id}"
     out.print(kept, markup=False, soft_wrap=True)
+    if (rollout.dir.path / JOURNAL).exists():  # a run that is done has none
+        go_on = f"go on by agentflow run --resume {shlex.quote(str(rollout.dir.path))}"
+        out.print(go_on, markup=False, soft_wrap=True)
 
 
 def print_metrics(metrics: Mapping[str, float]) -> None:

@@ -70,7 +70,20 @@ def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Sig
     assert "ending; Ctrl-C again leaves at once" in err
     assert f"kept in  {tmp_path / 'run'}" in out
     assert "Traceback" not in err
+    assert "--resume" not in out
     assert status(tmp_path / "run") == "interrupted"
+
+
+def test_an_interrupted_run_with_a_journal_says_how_to_go_on(tmp_path: Path) -> None:
+    """By the command, for a shell."""
+    run = tmp_path / "my run"
+    process = foreground(run, environment={"hang": True}, rollout={"journal": True})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hanging\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out.splitlines()[-1] == f"go on by agentflow run --resume '{run}'"
 
 
 @pytest.mark.slow
