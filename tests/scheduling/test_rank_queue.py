@@ -20,6 +20,8 @@ class Waiting:
     rank: float
     queued_at: float
     ticket: int = 0
+    entry: int = 0
+    """When it entered, as this test counts; below 0 for those that went first among equals."""
 
 
 @given(
@@ -41,15 +43,17 @@ def test_who_goes_first_is_as_in_a_sorted_list(
     line: list[Waiting] = []
     for now, (step, high, rank, which) in enumerate(steps):
         if step in {"add", "first"} or not line:
-            line.append(Waiting(high, rank, now))
+            entry = -now - 1 if step == "first" else now + 1
+            line.append(Waiting(high, rank, now, entry=entry))
             queue.add(line[-1], first=step == "first")
         elif step == "leave":
             queue.discard(line.pop(which % len(line)))
         else:
             item = line[which % len(line)]
             item.high, item.rank = high, rank
+            item.entry = now + 1 if item.entry > 0 else -now - 1
             queue.requeue(item)
-        by_rank = sorted(line, key=lambda item: (not item.high, item.rank, item.ticket))
+        by_rank = sorted(line, key=lambda item: (not item.high, item.rank, item.entry))
         aged = [item for item in line if item.queued_at <= now - AGE_S]
         oldest = min(aged, key=lambda item: item.queued_at, default=None)
         assert list(queue) == by_rank
