@@ -1,7 +1,7 @@
 """The clients that one would write without SglangEngine, for comparison in `engine_client`.
 
 Each posts the ids as JSON, reads the stream line by line and collects ids and log-probs; but for
-`OverAiohttp`, which tells what our own HTTP is worth: all else in it is ours.
+`OverAiohttp`, which tells what our own HTTP is worth at least: its token path is ours.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Aiohttp:
 
 
 class OverAiohttp(Aiohttp):
-    """Our request body, our parser, our record, over aiohttp: all that SglangEngine is but HTTP."""
+    """Our request body, parser and record over aiohttp; without deadlines, aborts and retries."""
 
     async def generate(self, number: int, ids: list[int]) -> int:
         """Post and read whatever has come."""
