@@ -9,6 +9,7 @@ import aiohttp
 import orjson
 
 from agentflow.engine.sglang.answers import error_message
+from agentflow.engine.sglang.http1 import IDLE_S
 from agentflow.errors import EngineAdminFailed
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class AdminClient:
         """Open the session on first use: it belongs to the loop that uses it."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
+                connector=aiohttp.TCPConnector(
+                    limit=0, ssl=self._tls or True, keepalive_timeout=IDLE_S
+                ),
                 headers={**self._headers, "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
             )
