@@ -336,7 +336,7 @@ class Rollout:
             coordinator.take_groups()
             self.summary.samples = coordinator.counts()
             self.summary.close(meter.received, wall_s=self._runner.now() - began)
-            error = error or self._last_look(watch, status) or self._objection(events)
+            error = error or self._last_look(watch, status) or self._objection(events, status)
             if error and status is RunStatus.DONE:
                 status = RunStatus.FAILED
             self._finish(status, error)
@@ -361,17 +361,21 @@ class Rollout:
             return str(failure)
         return None
 
-    def _objection(self, events: JsonlEvents) -> str | None:
-        """Say why a run that went through is no success after all."""
+    def _objection(self, events: JsonlEvents, status: RunStatus) -> str | None:
+        """Say why a run that went through is no success after all, or what is wrong with its books.
+
+        Of one that was interrupted samples are left, which is no error.
+        """
+        done = status is RunStatus.DONE
         if events.failure is not None:
             return f"events.jsonl is incomplete: {events.failure.strerror}"
         samples = self.summary.samples
-        if samples.unaccounted or samples.open or samples.buffered:
+        if samples.unaccounted or (done and (samples.open or samples.buffered)):
             return f"the sample ledger does not close: {samples}"
         left_over = self.summary.tokens.unaccounted
         if left_over:
             return f"the token ledger does not close: {left_over} tokens are unaccounted for"
-        if self.summary.episodes and self.summary.masked == self.summary.episodes:
+        if done and self.summary.episodes and self.summary.masked == self.summary.episodes:
             causes = sorted({str(s.ending.cause) for s in self._samples if s.ending is not None})
             return f"every episode ended by the infrastructure: {', '.join(causes)}"
         return None

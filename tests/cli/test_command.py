@@ -72,6 +72,7 @@ def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Sig
     assert "Traceback" not in err
     assert "--resume" not in out
     assert status(tmp_path / "run") == "interrupted"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["error"] is None
 
 
 def test_an_interrupted_run_with_a_journal_says_how_to_go_on(tmp_path: Path) -> None:
