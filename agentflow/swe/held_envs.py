@@ -7,6 +7,7 @@ were let go: an episode has an environment, a lease, or neither. Never runs a co
 from __future__ import annotations
 
 import logging
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 from agentflow.aio import boundary, shielded
@@ -154,15 +155,17 @@ class HeldEnvs:
         return True
 
     async def close(self) -> None:
-        """Remove the environments of episodes that were interrupted and never resumed."""
-        for env in list(self._envs.values()):
-            await env.stop()
-        self._envs.clear()
-        for lease in self.leases.values():
-            assert self._detaching is not None  # leases come from it
-            await self._detaching.release(lease)
-        self.leases.clear()
-        await self._builder.close()
+        """Remove the environments of episodes that were interrupted and never resumed.
+
+        All of them and the builder, whichever of them fails; raises the last failure.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._builder.close)
+            while self.leases:
+                assert self._detaching is not None  # leases come from it
+                stack.push_async_callback(self._detaching.release, self.leases.popitem()[1])
+            while self._envs:
+                stack.push_async_callback(self._envs.popitem()[1].stop)
 
 
 def attach(sample: SWESample, env: ContainerEnv) -> None:
