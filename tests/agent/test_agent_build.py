@@ -306,6 +306,7 @@ def _python(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_importing_the_agent_is_silent_and_leaves_no_file(tmp_path: Path) -> None:
     """Neither banner nor folder in the home directory comes with the library."""
     done = _python("import agentflow.swe.agent.mini", tmp_path)

@@ -152,6 +152,7 @@ def _by_half_steps(model: TextModel, env: Any, config: dict[str, Any]) -> dict[s
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
+@pytest.mark.slow
 def test_scripts_of_all_kinds_agree(data: st.DataObject) -> None:
     """Limits, malformed turns, several actions, interrupts and exceptions end alike."""
     script: Sequence[Any] = data.draw(st.lists(TURNS, max_size=7))

@@ -58,6 +58,7 @@ def test_a_run_prints_plain_lines_and_a_table_and_exits_0(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Signals) -> None:
     """What had ended is kept, and the table is printed."""
     process = foreground(tmp_path / "run", environment={"hang": True})
@@ -75,6 +76,7 @@ def test_a_signal_ends_a_run_cleanly_with_130(tmp_path: Path, number: signal.Sig
     assert json.loads((tmp_path / "run" / "run.json").read_text())["error"] is None
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_with_a_journal_says_how_to_go_on(tmp_path: Path) -> None:
     """By the command, for a shell."""
     run = tmp_path / "my run"
@@ -135,6 +137,7 @@ def test_samples_that_ended_survive_kill_9(tmp_path: Path) -> None:
     assert status(out) == "running"
 
 
+@pytest.mark.slow
 def test_a_failed_run_exits_1_with_one_line(tmp_path: Path) -> None:
     """A bug in a plug-in is told without a traceback, which is in the log."""
     process = foreground(tmp_path / "run", agent={"bug": "task/0"})

@@ -33,6 +33,7 @@ def make_rollout(config: AgentflowConfig) -> Rollout:
 
 
 @pytest.mark.parametrize("rollout", [{}, BY_ACTION], ids=["naive", "by action"])
+@pytest.mark.slow
 async def test_whoever_looks_at_a_run_sees_the_same_numbers(
     tmp_path: Path, rollout: dict[str, Any]
 ) -> None:

@@ -180,6 +180,7 @@ async def test_starting_on_a_full_disk(tiny_disk: Path) -> None:
     assert run_directories(tiny_disk) == []
 
 
+@pytest.mark.slow
 async def test_what_commands_leave_is_removed(plain: LocalEnvBuilder) -> None:
     """Read-only, unreadable, deep and oddly named things do not stay behind."""
     env = await plain.start(ContainerSpec())
@@ -284,6 +285,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("sandbox", ["none", "bubblewrap"])
+@pytest.mark.slow
 async def test_no_process_outlives_a_killed_owner(scratch: Path, sandbox: str) -> None:
     """After `kill -9` of the owner its processes end and its directory is removed."""
     if sandbox == "bubblewrap" and shutil.which("bwrap") is None:

@@ -116,6 +116,7 @@ async def ended_in_order() -> str:
     return " ".join(task.result() for task in done)
 
 
+@pytest.mark.slow
 def test_set_order_of_tasks_is_the_same_in_a_process_of_another_hash_seed() -> None:
     """`asyncio.wait` hands back its set in one order, whatever addresses the tasks have."""
     program = (
