@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,17 +27,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_server_dies_with_a_killed_owner(tmp_path: Path) -> None:
-    """No server stays where its owner was killed and could not stop it."""
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\nexec sleep 600\n")
-    python.chmod(0o755)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_server_dies_with_a_killed_owner(tmp_path: Path, *, late: bool) -> None:
+    """No server stays where its owner was killed, not even as the server was being started."""
+    script(tmp_path / "bin" / "python", "exec sleep 600")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    if late:  # it comes to ask for the signal when there is no owner any more
+        real = shutil.which("setpriv")
+        script(tmp_path / "early" / "setpriv", f'read -r _ < {gate}\nexec {real} "$@"')
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PATH": f"{tmp_path / 'early'}:{os.environ['PATH']}"},
     )
     assert owner.stdout is not None
     server = os.pidfd_open(int(owner.stdout.readline()))
@@ -43,6 +50,15 @@ def test_a_server_dies_with_a_killed_owner(tmp_path: Path) -> None:
     try:
         assert not ended.poll(0)
         owner.communicate()
+        if late:
+            gate.write_text("go on\n")
         assert ended.poll(30_000)
     finally:
         os.close(server)
+
+
+def script(path: Path, text: str) -> None:
+    """Write a program."""
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)

@@ -48,6 +48,10 @@ FLAGS = [
 ]  # read as on a command line
 
 
+_UNLESS_ORPHANED = '[ "$PPID" = "$1" ] || exit 1; shift; exec "$@"'
+"""For `sh`: the signal never comes where the owner had died before it was asked for."""
+
+
 class CpuServer:
     """`with CpuServer(layout, model) as server: server.url`. Its log stands beside the model."""
 
@@ -89,6 +93,7 @@ class CpuServer:
         """Start the process, in its own process group; it dies with the thread that starts it."""
         command = [
             *("setpriv", "--pdeathsig", "KILL"),  # SGLang's processes do the same behind it
+            *("sh", "-c", _UNLESS_ORPHANED, "sh", str(os.getpid())),
             *(str(self._layout.python), "-m", "sglang.launch_server"),
             *("--model-path", str(self._model), "--host", "127.0.0.1", "--port", str(self._port)),
             *FLAGS,
