@@ -89,8 +89,8 @@ class FakeSglang:
         self._admin.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.options.tls)
-        await site.start()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.options.tls)
+        await self._site.start()
         self._port = self._runner.addresses[0][1]
         return self
 
@@ -105,14 +105,21 @@ class FakeSglang:
 
     async def die(self) -> None:
         """Break every connection and stop listening, as a killed process does. Idempotent."""
+        await self._break()
+        await self._runner.cleanup()
+
+    async def _break(self) -> None:
+        """Do all of that but wait for what is being answered, which may be what it dies of."""
+        if self.dead:
+            return
         self.dead = True
+        await self._site.stop()
         if self._tick is not None:
             self._tick.cancel()
         for transport in self._transports:
             assert isinstance(transport, asyncio.Transport)  # for the type checker
             transport.abort()
         self.changed()
-        await self._runner.cleanup()
 
     # --- decoding -----------------------------------------------------------------------------
 
@@ -174,7 +181,7 @@ class FakeSglang:
             return web.Response(status=500, text="Internal Server Error")
         model = self.options.model
         if not all(0 <= i < model.vocab_size for i in body["input_ids"]):
-            await self.die()
+            await self._break()
             raise ConnectionResetError
         return await Stream(self, body).answer(request)
 
