@@ -2,6 +2,7 @@
 
 Model        token ids in, token ids out (SGLang, scripted, simulated)
 EngineAdmin  the same engine's pause, around a weight update
+Replicated   an engine of several servers, each of which has a worker of its own
 Agent        turns generations into commands, and their output into the next prompt
 ContainerEnv where commands run
 Runtime      puts the task into an environment, reads the patch out, judges it
@@ -124,6 +125,19 @@ class EngineAdmin(Protocol):
 
     async def flush(self) -> None:
         """Drop cached prefixes. Raises EngineAdminFailed while their KV is in use."""
+        ...
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """An engine of several servers with the same weights."""
+
+    def replicas(self) -> Sequence[Model]:
+        """Give each by itself, for the worker that fills it.
+
+        They are parts of the engine: it alone is paused and closed, and where a replica breaks down
+        its generations go to the others.
+        """
         ...
 
 

@@ -22,20 +22,20 @@ class ReplicaRouter:
     When that replica is dead, the episode moves to a living one and prefills anew.
     """
 
-    def __init__(self, replicas: Sequence[SimulatedEngine]) -> None:
-        if not replicas:
+    def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
+        if not engines:
             raise ValueError("there must be at least one replica")
-        self.replicas = replicas
+        self.engines = engines
         self._home: dict[str, int] = {}
-        self._episodes = [0] * len(replicas)
+        self._episodes = [0] * len(engines)
 
     async def info(self) -> ModelInfo:
         """Describe a living replica; they are alike. KV memory is that of all."""
-        alive = [replica for replica in self.replicas if replica.alive]
-        one = await (alive or self.replicas)[0].info()
+        alive = [replica for replica in self.engines if replica.alive]
+        one = await (alive or self.engines)[0].info()
         if one.kv_tokens is None:
             return one
-        return replace(one, kv_tokens=one.kv_tokens * len(self.replicas))
+        return replace(one, kv_tokens=one.kv_tokens * len(self.engines))
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
         """Continue `request.input_ids` at its episode's home."""
@@ -43,25 +43,25 @@ class ReplicaRouter:
 
     async def abort(self, rid: str) -> None:
         """Ask that `rid` ends, wherever it is."""
-        for replica in self.replicas:
+        for replica in self.engines:
             await replica.abort(rid)
 
     async def close(self) -> None:
         """Close all replicas."""
-        for replica in self.replicas:
+        for replica in self.engines:
             await replica.close()
 
     def _at(self, rid: str) -> SimulatedEngine:
         episode = episode_key(rid) or rid
         home = self._home.get(episode)
-        if home is None or not self.replicas[home].alive:
+        if home is None or not self.engines[home].alive:
             home = self._emptiest()
             self._home[episode] = home
             self._episodes[home] += 1
-        return self.replicas[home]
+        return self.engines[home]
 
     def _emptiest(self) -> int:
-        alive = [n for n, replica in enumerate(self.replicas) if replica.alive]
+        alive = [n for n, replica in enumerate(self.engines) if replica.alive]
         if not alive:
-            raise EngineUnreachable(f"all {len(self.replicas)} replicas are dead")
+            raise EngineUnreachable(f"all {len(self.engines)} replicas are dead")
         return min(alive, key=lambda n: (self._episodes[n], n))

@@ -59,7 +59,7 @@ class Dispatch:
             wait_jitter=_WAIT_JITTER_S,
         ):
             with attempt:
-                replica = self._routing.pick(request.rid, tried=patience.tried)
+                replica = self._routing.pick(request.rid, home=flight.home, tried=patience.tried)
                 patience.tried.add(replica)
                 try:
                     return await replica.generate(request, sink, flight)

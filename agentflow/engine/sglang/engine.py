@@ -17,6 +17,7 @@ from agentflow.engine.sglang.dispatch import Dispatch
 from agentflow.engine.sglang.fleet import Fleet
 from agentflow.engine.sglang.flight import Flight
 from agentflow.engine.sglang.gate import Gate
+from agentflow.engine.sglang.one_replica import OneReplica
 from agentflow.engine.sglang.routing import Routing
 from agentflow.engine.sglang.weights import PauseMode, WeightSync
 from agentflow.errors import EngineAdminFailed, EngineRejected, EngineUnreachable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from agentflow.engine.sglang.config import SglangConfig
     from agentflow.engine.sglang.load import ReplicaLoad
+    from agentflow.engine.sglang.replica import Replica
     from agentflow.protocols import TokenSink
     from agentflow.types import GenerationRequest, GenerationResult, ModelInfo
 
@@ -65,8 +67,14 @@ class SglangEngine:
                     self._info = await self._fleet.connect()
         return self._info
 
-    async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
-        """Continue `request.input_ids`.
+    def replicas(self) -> list[OneReplica]:
+        """Give each of `urls` by itself, for the worker that fills it (`Replicated`)."""
+        return [OneReplica(self, replica) for replica in self._fleet.replicas]
+
+    async def generate(
+        self, request: GenerationRequest, sink: TokenSink, *, home: Replica | None = None
+    ) -> GenerationResult:
+        """Continue `request.input_ids`, at `home` unless it has broken down.
 
         Raises GenerationAborted after an abort; EngineRejected, ContextFull, EngineUnreachable,
         EngineOverloaded: the request did not run; EngineDied: it ran, the sink has its tokens.
@@ -82,7 +90,7 @@ class SglangEngine:
                 f"rid {rid!r} must be as long as {other!r}, which is in flight: SGLang aborts "
                 "every rid that begins with the one named"
             )
-        flight = self._flights[rid] = Flight(rid=rid)
+        flight = self._flights[rid] = Flight(rid=rid, home=home)
         try:
             await self._gate.passed(flight)
             check(request, self._info or await self.info())

@@ -48,9 +48,11 @@ class Fleet:
         found = await all_of(
             [describe(s, vocab_size=vocab_size, timeout_s=limit) for s in self.servers]
         )
+        infos = {server: info for server, (info, _) in zip(self.servers, found, strict=True)}
         for replica in self.replicas:
             replica.version = found[0][1]
-        return agreed([info for info, _ in found])
+            replica.info = agreed([infos[server] for server in replica.abort_targets])
+        return agreed(list(infos.values()))
 
     def now_at(self, version: int) -> None:
         """Take notice of a weight update that this engine made."""

@@ -10,12 +10,16 @@ from agentflow.errors import GenerationAborted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agentflow.engine.sglang.replica import Replica
+
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
     """Remembers that somebody wished it to end, and wakes whoever works on it now."""
 
     rid: str
+    home: Replica | None = None
+    """The replica that its worker fills; None: any that is least busy, and then the same again."""
     abort_asked: bool = False
     wake: Callable[[], None] | None = None
     """Called at the wish; set by whoever waits on the flight's behalf."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from agentflow.engine.sglang.flight import Flight
     from agentflow.engine.sglang.http1 import Address, Connection
     from agentflow.protocols import TokenSink
-    from agentflow.types import GenerationRequest, GenerationResult
+    from agentflow.types import GenerationRequest, GenerationResult, ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,8 @@ class Replica:
         self.admin = admin
         self.abort_targets = [admin]
         """Who is told of an abort: the server itself, or every worker behind a router."""
+        self.info: ModelInfo | None = None
+        """What its servers are; None until the fleet has connected."""
         self.version = UNSET
         """The weight version it reported last, in its own words."""
         self._config = config

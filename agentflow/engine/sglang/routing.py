@@ -22,22 +22,29 @@ otherwise look the least busy and be given everything."""
 
 
 class Routing:
-    """An episode's first generation goes where least is in flight; later ones follow it."""
+    """An episode's first generation goes where least is in flight; later ones follow it.
+
+    One that has a home goes there instead, unless that has just broken down.
+    """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._home: OrderedDict[str, Replica] = OrderedDict()
         self._rests_until: dict[Replica, float] = {}
 
-    def pick(self, rid: str, *, tried: Collection[Replica] = ()) -> Replica:
+    def pick(
+        self, rid: str, *, home: Replica | None = None, tried: Collection[Replica] = ()
+    ) -> Replica:
         """Return the replica for `rid`, one that was not `tried` where there is one."""
+        if home is not None and self._can_have(home, tried):
+            return home
         key = episode_key(rid)
-        home = self._home.get(key) if key else None
-        if home is None or home in tried or self._rests(home):
-            home = min(self._replicas, key=lambda r: (r in tried, self._rests(r), r.in_flight))
+        last = self._home.get(key) if key else None
+        if last is None or not self._can_have(last, tried):
+            last = min(self._replicas, key=lambda r: (r in tried, self._rests(r), r.in_flight))
         if key:
-            self._remember(key, home)
-        return home
+            self._remember(key, last)
+        return last
 
     def has_others(self, tried: Collection[Replica]) -> bool:
         """Whether there are replicas besides those that were tried."""
@@ -52,6 +59,9 @@ class Routing:
     def let_rest(self, replica: Replica) -> None:
         """Ask the others first for a while."""
         self._rests_until[replica] = asyncio.get_running_loop().time() + REST_S
+
+    def _can_have(self, replica: Replica, tried: Collection[Replica]) -> bool:
+        return replica not in tried and not self._rests(replica)
 
     def _rests(self, replica: Replica) -> bool:
         until = self._rests_until.get(replica)
