@@ -60,8 +60,9 @@ class EngineConfig(Section):
     """What generates tokens."""
 
     url: str | None = Field(default=None, min_length=1)
-    """`http://host:port` of an SGLang server, or of several with commas; or `scripted:oracle`,
-    `scripted:noop`, `scripted:noisy:SEED`, `scripted:tamper`, `scripted:RUN_DIR`."""
+    """`http://host:port` of an SGLang server, or of several with commas, each of which has a worker
+    of its own; or `scripted:oracle`, `scripted:noop`, `scripted:noisy:SEED`, `scripted:tamper`,
+    `scripted:RUN_DIR`."""
     model: str | None = None
     """Folder with the model's tokenizer and chat template; None takes the bundled ones."""
     api_key_env: str | None = Field(default=None, min_length=1)
@@ -121,7 +122,7 @@ class RolloutConfig(Section):
     """Schedule generations and commands one by one (AgenticExecutor, and the action-level twins of
     the flow `swe` and the agent `minisweagent`), instead of whole trajectories (NaiveExecutor)."""
     max_concurrency: int = Field(default=4, ge=1)
-    """Episodes that are live at once."""
+    """Episodes that are live at once. Several servers share this and the other limits out."""
     partial_rollout: bool = True
     """An episode that a weight update interrupts goes on with its tokens; false: it starts anew."""
     max_attempts: int = Field(default=32, ge=1)

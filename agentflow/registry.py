@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
+    from agentflow.protocols import AgentFlow, ContainerEnvBuilder, EventSink, Keeper, Runner
     from agentflow.swe.sample import SWESample
     from agentflow.swe.scheduling_hooks import Scheduling
 
@@ -36,7 +36,7 @@ BUILTIN_FLOW: dict[str, str] = {
 _PACKAGE = "agentflow"
 
 
-def load_agentflow(
+def load_agentflow(  # noqa: PLR0913  # parts are wired by keyword
     name: str,
     config: Mapping[str, Any],
     model: Any,
@@ -47,12 +47,14 @@ def load_agentflow(
     keeper: Keeper | None = None,
     run_id: str | None = None,
     scheduling: Scheduling | None = None,
+    env: ContainerEnvBuilder | None = None,
 ) -> AgentFlow:
     """Build the flow `name` from its section of the configuration.
 
     `model` is what the flow generates with (for the built-in ones an `EngineAccess`). A flow of the
     user's need not take the keywords; `scheduling` is for those that schedule actions, `run_id`
-    marks what they make outside of this process. Raises ConfigError that names the section, the
+    marks what they make outside of this process, and `env` is another flow's environment builder
+    to share: that of the replica beside it. Raises ConfigError that names the section, the
     name and the cause.
     """
     make = import_any(name, builtin=BUILTIN_FLOW, path=config.get("python_path"), kind="flow")
@@ -66,6 +68,8 @@ def load_agentflow(
         }
         if scheduling is not None:
             wiring["scheduling"] = scheduling
+        if env is not None:
+            wiring["env"] = env
         return cast("AgentFlow", make(config, model, **accepted_keywords(make, wiring)))
 
 

@@ -23,13 +23,14 @@ from agentflow.swe.sample import SWESample
 from agentflow.types import Cause, Ending
 from executors.dispatch import Dispatch
 from executors.processing import post_process, pre_process
+from executors.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agentflow.engine.renderer import ChatRenderer
     from agentflow.protocols import Runner
-    from agentflow.types import RolloutSample, SyncMode
+    from agentflow.types import EpisodeId, RolloutSample, SyncMode
     from executors.source import SampleSource
     from priority.snapshot import PrioritySnapshot
 
@@ -74,6 +75,10 @@ class ActionLevelFlow(Protocol):
         """Dispatch generations again."""
         ...
 
+    def on_judged(self, call: Callable[[EpisodeId], None]) -> None:
+        """Call `call`, on the flow worker, with every episode from when it waits for a judge."""
+        ...
+
     def use_snapshot(self, snapshot: PrioritySnapshot) -> None:
         """Make priorities from `snapshot` from now on."""
         ...
@@ -98,6 +103,8 @@ class AgenticSettings:
 
     window: int
     """Episodes submitted to the flow at once."""
+    judged: int = 0
+    """Of these, places for episodes that only wait to be judged, and for no others."""
     max_attempts: int = 32
     """Times that one episode may be begun; then it ends as a fallback."""
     status_s: float = 30.0
@@ -120,17 +127,18 @@ class AgenticExecutor:
         get_priority_snapshot: Callable[[], PrioritySnapshot] | None = None,
     ) -> None:
         """`get_priority_snapshot` is the coordinator's; without it priorities know no lengths."""
-        if settings.window < 1:
-            raise ValueError(f"window is {settings.window}; it must be at least 1")
+        if settings.window <= settings.judged:
+            raise ValueError(f"window is {settings.window}; it must be above {settings.judged}")
         self._flow = flow
         self._source = source
         self._renderer = renderer
         self._runner = runner
         self._settings = settings
         self._get_priority_snapshot = get_priority_snapshot
-        self._dispatch = Dispatch(
-            source, self._run_rollout, slots=settings.window, let_go=self._let_go
-        )
+        room = Room(settings.window - settings.judged, judged=settings.judged)
+        self._dispatch = Dispatch(source, self._run_rollout, room=room, let_go=self._let_go)
+        if settings.judged:
+            flow.on_judged(self._dispatch.is_judged)
         self._refresh_at = float("-inf")
         self.ended = self.interrupted = self.fallbacks = 0
 

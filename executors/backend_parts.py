@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from agentflow.errors import ConfigError
 from agentflow.observe.events import NullEvents
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin, Versioned
-from executors.assembly import load_flow, make_worker
+from executors.assembly import limits_by_worker, load_flow, make_workers
 from executors.data import journal_schema
 from executors.data.coordinator import DataCoordinator
 from executors.data.groups import GroupRules, StragglerRule
@@ -19,7 +18,6 @@ from executors.data.journal import Journal
 from executors.data.observers import Observers
 from executors.data.resuming import carried_tokens, read_journal
 from executors.data.token_books import TokenBooks
-from executors.hooks import CoordinatorHooks
 from executors.runs.files import OutputError
 from executors.runs.logs import logging_to
 from executors.runs.run_dir import RunDir, RunStatus
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
 
     EngineMaker = Callable[[AgentflowConfig, Sequence[Mapping[str, Any]]], EngineAccess]
 
-WORKER = "local"
-"""The only worker so far; more replicas get one each."""
-
 
 class BackendParts:
     """What a started backend consists of."""
@@ -77,7 +72,9 @@ class BackendParts:
             self.watch = Watch(run_dir.path, events, runner=runner, config=config, held=True)
         self.engine: Model = access.engine
         self.meter = MeteredModel(access.engine)
-        self.access = dataclasses.replace(access, engine=self.meter)
+        self._facts = scheduling_facts(limits_by_worker(config, len(self.meter.replicas())))
+        self.workers: list[RolloutWorker] = []
+        """One for every replica of the engine."""
         self.run_dir = run_dir
         self.books = TokenBooks(self.meter.received)
         self.summary = Summary(planned=0)
@@ -118,39 +115,39 @@ class BackendParts:
                 left = read_journal(run_dir.path, holder=journal_schema.TRAINER)
             else:
                 run_dir.check()
-        parts = cls(config, make(config, tasks), runner, run_dir=run_dir, observer=observer)
+        access = make(config, tasks)
+        parts = cls(config, access, runner, run_dir=run_dir, observer=observer)
         stack.push_async_callback(_on_flow_worker, runner, parts.meter.close)
         reach = partial(reach_engine, parts.meter, url=str(config.engine.url))
         model = await runner.on_flow_worker(reach())
         parts.left = left
         parts.open_run_dir(stack, model=model.name)
-        flow = load_flow(
-            config,
-            parts.access,
-            CoordinatorHooks(parts.coordinator, WORKER),
+        load = partial(
+            load_flow,
             runner=runner,
             events=parts.events,
             on_turn=run_dir.save_trajectory if run_dir is not None else None,
             keeper=parts.journal,
             run_id=run_dir.run_id if run_dir is not None else None,
         )
-        stack.push_async_callback(_on_flow_worker, runner, flow.close)
-        worker = make_worker(
-            config, parts.access, parts.coordinator, worker=WORKER, flow=flow, runner=runner
+        workers = make_workers(
+            config, access, parts.meter, parts.coordinator, runner=runner, load=load
         )
-        parts.use(worker)
-        if parts.watch is not None:
-            parts.watch.use(flow)
+        for worker in workers:
+            stack.push_async_callback(worker.close)
+        parts.use(workers)
         return parts
 
     def _task_files(self, run_dir: RunDir | None) -> list[TaskFile]:
         self._tasks = [TaskFile(run_dir.path)] if run_dir is not None else []
         return self._tasks
 
-    def use(self, worker: RolloutWorker) -> None:
-        """Take the worker, and the weight sync over it."""
+    def use(self, workers: list[RolloutWorker]) -> None:
+        """Take the workers, and the weight sync over them."""
         engines = [self.engine] if isinstance(self.engine, EngineAdmin) else []
-        self.workers = [worker]
+        self.workers = workers
+        if self.watch is not None:
+            self.watch.use([worker.flow for worker in workers])
         self.sync = WeightSync(self.workers, engines, runner=self._runner, events=self.events)
 
     def open_run_dir(self, stack: contextlib.AsyncExitStack, *, model: str) -> None:
@@ -178,7 +175,7 @@ class BackendParts:
             self.journal.open()
             self.journal.start()
         stack.callback(self._end_events)
-        self.events.emit("run_started", planned=0, **scheduling_facts(self._config.rollout))
+        self.events.emit("run_started", planned=0, **self._facts)
 
     def restore(self, group: Sequence[Restored]) -> None:
         """Take in a group of an earlier process."""

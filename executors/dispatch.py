@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agentflow.types import EpisodeId, RolloutSample
+    from executors.room import Room
     from executors.source import SampleSource
 
 
@@ -31,10 +32,10 @@ class Dispatch:
         source: SampleSource,
         rollout: Callable[[RolloutSample], Awaitable[None]],
         *,
-        slots: int,
+        room: Room,
         let_go: Callable[[RolloutSample], Awaitable[None]],
     ) -> None:
-        """`slots` is how many samples are under way at once.
+        """`room` says how many samples are under way at once.
 
         `let_go` removes what an interrupted sample keeps, when it is withdrawn.
         """
@@ -47,7 +48,7 @@ class Dispatch:
         """None until the task takes its first step: one cancelled before that runs nothing."""
         self._unwanted: set[EpisodeId] = set()
         """Withdrawn, and not ended yet."""
-        self._slots = asyncio.Semaphore(slots)
+        self._room = room
         self._changed = Wakeups()
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
@@ -76,6 +77,15 @@ class Dispatch:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._withdraw, sample)
 
+    def is_judged(self, episode: EpisodeId) -> None:
+        """Hear that a sample waits for its judge alone, so that another may be begun."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._is_judged, episode)
+
+    def _is_judged(self, episode: EpisodeId) -> None:
+        if episode in self._under_way:
+            self._room.is_judged(episode)
+
     async def run(self) -> None:
         """Roll out until the source has none left, or `stop`.
 
@@ -101,7 +111,7 @@ class Dispatch:
     async def _begin_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self._stopped:
             await self._until_resumed()
-            await self._slots.acquire()
+            await self._room.acquire()
             sample = await self._source.get_sample()
             if sample is None:
                 break
@@ -178,7 +188,7 @@ class Dispatch:
         if self._under_way.get(sample.episode) is task:  # it may be under way again
             del self._under_way[sample.episode]
         self.running -= 1
-        self._slots.release()
+        self._room.release(sample.episode)
         if sample.episode in self._unwanted:
             self._unwanted.remove(sample.episode)
             self._source.abandon(sample)

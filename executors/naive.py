@@ -8,6 +8,7 @@ from agentflow.errors import EpisodeError, RolloutGenerationAborted
 from agentflow.outcomes import make_fallback
 from executors.dispatch import Dispatch
 from executors.processing import post_process, pre_process
+from executors.room import Room
 
 if TYPE_CHECKING:
     from agentflow.engine.renderer import ChatRenderer
@@ -33,7 +34,9 @@ class NaiveExecutor:
         self._rollout_flow = rollout_flow
         self._source = source
         self._renderer = renderer
-        self._dispatch = Dispatch(source, self._rollout, slots=max_concurrency, let_go=self._let_go)
+        self._dispatch = Dispatch(
+            source, self._rollout, room=Room(max_concurrency), let_go=self._let_go
+        )
 
     async def run(self) -> None:
         """Roll out samples until the source has none left, or `stop`.

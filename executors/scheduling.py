@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from agentflow.errors import ConfigError
 from agentflow.policies import build_policy
 from agentflow.scheduling import Limits
 from agentflow.swe.scheduling_hooks import Scheduling, SchedulingHooks
@@ -13,13 +14,47 @@ from executors.agentic import MAX_ASYNC_FACTOR, AgenticSettings
 from priority.policies import age_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agentflow.config import AgentflowConfig, RolloutConfig
 
 REWARDS_AHEAD = 2
 """Finished episodes that may wait for each judge. They hold no environment, so they must not keep
 new ones from starting; without a bound, a slow judge would let them pile up."""
+
+
+def shares(rollout: RolloutConfig, replicas: int) -> list[RolloutConfig]:
+    """Share a run's limits out among the workers of its replicas, as evenly as whole numbers go.
+
+    Raises ConfigError when there is not an episode and a generation for each.
+    """
+    for name in ("max_concurrency", "gen_concurrency"):
+        limit = getattr(rollout, name)
+        if limit is not None and limit < replicas:
+            raise ConfigError(
+                f"rollout.{name}: {limit} is less than the {replicas} replicas of engine.url; it"
+                " must be at least 1 for each"
+            )
+    names = [name for name in _SHARED if getattr(rollout, name) is not None]
+    return [
+        rollout.model_copy(
+            update={name: _share(getattr(rollout, name), replicas, index) for name in names}
+        )
+        for index in range(replicas)
+    ]
+
+
+_SHARED = (
+    "max_concurrency",
+    "gen_concurrency",
+    "start_concurrency",
+    "env_concurrency",
+    "reward_concurrency",
+)
+
+
+def _share(total: int, replicas: int, index: int) -> int:
+    return max(1, total // replicas + (index < total % replicas))
 
 
 def make_limits(rollout: RolloutConfig) -> Limits:
@@ -62,19 +97,40 @@ def scheduling_of(
     )
 
 
-def make_settings(rollout: RolloutConfig) -> AgenticSettings:
-    """Say how the executor works."""
+def make_settings(rollout: RolloutConfig, *, alone: bool = True) -> AgenticSettings:
+    """Say how the executor works.
+
+    A worker that is `alone` takes more than it can begin, for its policy to choose from. One of
+    several holds nothing that another could begin.
+    """
     limits = make_limits(rollout)
+    ahead = REWARDS_AHEAD * limits.rewards
     return AgenticSettings(
-        window=limits.admitted + REWARDS_AHEAD * limits.rewards,
+        window=limits.admitted + ahead,
+        judged=0 if alone else ahead,
         max_attempts=rollout.max_attempts,
         status_s=rollout.status_s,
         stall_s=rollout.stall_s,
     )
 
 
-def scheduling_facts(rollout: RolloutConfig) -> dict[str, Any]:
-    """Give what the event `run_started` says of limits and order; None is no limit of its own."""
+def scheduling_facts(workers: Mapping[str, RolloutConfig]) -> dict[str, Any]:
+    """Give what the event `run_started` says of limits and order; None is no limit of its own.
+
+    `workers` have each its share of the limits; what is said is their sum, and that of each.
+    """
+    each = {name: _facts_of(rollout) for name, rollout in workers.items()}
+    first = next(iter(each.values()))
+    if len(each) == 1:
+        return first
+    summed = {key: sum(facts[key] for facts in each.values()) for key in first.keys() & _LIMITS}
+    return {**first, **summed, "workers": each}
+
+
+_LIMITS = frozenset({"window", "generations", "live", "admitted", "starts", "commands", "rewards"})
+
+
+def _facts_of(rollout: RolloutConfig) -> dict[str, Any]:
     if not rollout.enable_action_level_scheduling:
         return {"by_action": False, "generations": rollout.max_concurrency}
     limits = make_limits(rollout)

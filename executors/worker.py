@@ -1,11 +1,13 @@
 """RolloutWorker: one engine replica's executor, on a thread of its own.
 
-Owns which executor drives the replica's flow, and its lease: when it ends, however it ends, what it
-still had goes back to the coordinator. In-process; an actor is a shell over it.
+Owns which executor drives the replica's flow, and its lease, which it renews as long as its thread
+turns: when it ends, however it ends, what it still had goes back to the coordinator. In-process; an
+actor is a shell over it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from agentflow.errors import ConfigError
@@ -17,11 +19,16 @@ from executors.scheduling import make_settings
 from executors.source import WorkerSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentflow.config import RolloutConfig
     from agentflow.engine.renderer import ChatRenderer
     from agentflow.protocols import AgentFlow, Runner
     from agentflow.types import SyncMode
     from executors.data.coordinator import DataCoordinator
+
+_RENEWALS = 4
+"""Within the time of one lease."""
 
 Executor = NaiveExecutor | AgenticExecutor
 
@@ -38,41 +45,44 @@ class RolloutWorker:
         renderer: ChatRenderer,
         runner: Runner,
         config: RolloutConfig,
+        alone: bool = True,
     ) -> None:
         """`name` is used once: a worker that was given up comes back under another.
 
+        `alone` says that no other takes samples beside it; `config` has its own share of limits.
         Raises ConfigError when the flow cannot be scheduled as `config` says.
         """
         self.name = name
-        self._flow = flow
+        self.flow = flow
         self._coordinator = coordinator
         self._renderer = renderer
         self._runner = runner
-        self._config = config
+        self.config = config
+        self._alone = alone
         self.executor = self._build_executor()
         coordinator.on_withdrawn(name, self.executor.withdraw)
 
     def _build_executor(self) -> Executor:
         source = WorkerSource(self._coordinator, self.name)
-        config = self._config
+        config = self.config
         if not config.enable_action_level_scheduling:
-            if isinstance(self._flow, ActionLevelSWEAgentFlow):
+            if isinstance(self.flow, ActionLevelSWEAgentFlow):
                 raise ConfigError(
                     "flow.name: this flow schedules actions; it needs"
                     " rollout.enable_action_level_scheduling: true"
                 )
             return NaiveExecutor(
-                NaiveFlow(self._flow, runner=self._runner, partial_rollout=config.partial_rollout),
+                NaiveFlow(self.flow, runner=self._runner, partial_rollout=config.partial_rollout),
                 source,
                 renderer=self._renderer,
                 max_concurrency=config.max_concurrency,
             )
         return AgenticExecutor(
-            _schedulable(self._flow),
+            _schedulable(self.flow),
             source,
             renderer=self._renderer,
             runner=self._runner,
-            settings=make_settings(config),
+            settings=make_settings(config, alone=self._alone),
             get_priority_snapshot=self._coordinator.get_priority_snapshot,
         )
 
@@ -82,10 +92,22 @@ class RolloutWorker:
 
     async def run_here(self) -> None:
         """The same on the caller's loop, for a process that has only one worker."""
+        renewing = asyncio.create_task(self._renew(), name=f"lease of {self.name}")
         try:
             await self.executor.run()
         finally:
+            renewing.cancel()
             self._coordinator.release_worker(self.name)
+
+    async def _renew(self) -> None:
+        lease_s = self._coordinator.lease_s
+        while lease_s is not None:
+            self._coordinator.renew(self.name)
+            await asyncio.sleep(lease_s / _RENEWALS)
+
+    async def close(self) -> None:
+        """Close the flow, and every environment that it still has. Idempotent."""
+        await self._runner.on_flow_worker(self.flow.close())
 
     def stop(self) -> None:
         """Let `run` return once what has been started has ended. Callable from any thread."""
@@ -112,6 +134,16 @@ class RolloutWorker:
     async def resume_generations(self) -> None:
         """Dispatch generations again."""
         await self.executor.resume_generations()
+
+
+async def run_all(workers: Sequence[RolloutWorker]) -> None:
+    """Run every worker on its thread, or the only one on the caller's loop; one's bug ends all."""
+    if len(workers) == 1:
+        await workers[0].run_here()
+        return
+    async with asyncio.TaskGroup() as tasks:
+        for worker in workers:
+            tasks.create_task(worker.run(), name=f"worker {worker.name}")
 
 
 def _schedulable(flow: AgentFlow) -> ActionLevelFlow:

@@ -165,6 +165,12 @@ class RunState:
         """Episodes that were issued and have not ended."""
         return len(self.episodes) - self.doing[Doing.ENDED]
 
+    @property
+    def workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each worker's own limits, where there are several."""
+        found: Mapping[str, Mapping[str, Any]] = self.run.get("workers", {})
+        return found
+
     def waiting(self) -> dict[str, int]:
         """How many wait for each stage."""
         return {stage: self.doing[doing] for doing, stage in WAITS.items()}
@@ -297,7 +303,9 @@ class RunState:
         """Begin, or begin again where a killed process left off: nothing of it is under way."""
         self.run, self.status, self.stalled, self.syncing = event.facts, None, None, None
         self.updating = False
-        self.books.begin(event.facts.get("generations", 0), now=event.time)
+        slots = {name: facts["generations"] for name, facts in self.workers.items()}
+        otherwise = 0 if slots else event.facts.get("generations", 0)
+        self.books.begin(slots, otherwise=otherwise, now=event.time)
         self.began = self.began or event.time
         for progress in self.episodes.values():
             if progress.doing not in _ELSEWHERE:

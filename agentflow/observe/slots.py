@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agentflow.observe.doing import Doing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Idle(StrEnum):
@@ -93,26 +96,30 @@ class SlotBooks:
 
     def __init__(self) -> None:
         self.replicas: dict[str, Slots] = {}
-        self._slots = 0
+        self._slots: Mapping[str, int] = {}
+        self._otherwise = 0
         self._paused = False
 
-    def begin(self, slots: int, *, now: float) -> None:
-        """A process begins: each replica has `slots`, and nothing in them."""
-        self._slots, self._paused = slots, False
-        for replica in self.replicas.values():
-            replica.total, replica.settled = slots, now
+    def begin(self, slots: Mapping[str, int], *, otherwise: int, now: float) -> None:
+        """A process begins: replicas have `slots`, all free, or `otherwise` where not named."""
+        self._slots, self._otherwise, self._paused = slots, otherwise, False
+        for name, replica in self.replicas.items():
+            replica.total, replica.settled = self._slots_of(name), now
             replica.clear()
 
     def move(self, replica: str, before: Doing | None, after: Doing | None, now: float) -> None:
         """An episode of `replica` does something else from now on; None is nothing there."""
         slots = self.replicas.get(replica)
         if slots is None:
-            slots = self.replicas[replica] = Slots(self._slots, settled=now)
+            slots = self.replicas[replica] = Slots(self._slots_of(replica), settled=now)
         slots.settle(now, paused=self._paused)
         if before is not None:
             slots.count(before, -1)
         if after is not None:
             slots.count(after, 1)
+
+    def _slots_of(self, replica: str) -> int:
+        return self._slots.get(replica, self._otherwise)
 
     def pause(self, *, paused: bool, now: float) -> None:
         """Generations are paused from now on, or go on."""

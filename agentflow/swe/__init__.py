@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow, EventSink, Keeper, Runner
+    from agentflow.protocols import (
+        AgentBuilder,
+        AgentFlow,
+        ContainerEnvBuilder,
+        EventSink,
+        Keeper,
+        Runner,
+        RuntimeBuilder,
+    )
     from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
     from agentflow.swe.sample import SWESample
     from agentflow.swe.scheduling_hooks import Scheduling
@@ -47,23 +55,21 @@ def agentflow(
     on_turn: Callable[[SWESample], None] | None = None,
     keeper: Keeper | None = None,
     run_id: str | None = None,
+    env: ContainerEnvBuilder | None = None,
 ) -> AgentFlow:
     """Build a trajectory-level SWEAgentFlow.
 
     `config` has the sections `agent`, `environment` and `runtime`, each a mapping with a `name` and
     that provider's own keys, and optionally `python_path`. `model` is the engine as episodes reach
-    it; `on_turn` sees the sample after every step, and `keeper` keeps it. Raises ConfigError naming
-    the section, the provider and the cause.
+    it; `on_turn` sees the sample after every step, and `keeper` keeps it. `env` is another flow's
+    builder, to share. Raises ConfigError naming the section, the provider and the cause.
     """
     from agentflow.swe.flow import SWEAgentFlow  # noqa: PLC0415  # providers load when named
 
-    agent, env, runtime = (
-        build_provider(config, section, runner=runner, run_id=run_id)
-        for section in BUILTIN_PROVIDERS
-    )
+    agent, builder, runtime = _builders(config, runner=runner, run_id=run_id, env=env)
     return SWEAgentFlow(
         agent,
-        env,
+        builder,
         runtime,
         model,
         runner=runner,
@@ -83,6 +89,7 @@ def action_level_agentflow(
     on_turn: Callable[[SWESample], None] | None = None,
     keeper: Keeper | None = None,
     run_id: str | None = None,
+    env: ContainerEnvBuilder | None = None,
 ) -> ActionLevelSWEAgentFlow:
     """Build an ActionLevelSWEAgentFlow, which schedules its episodes' actions one by one.
 
@@ -95,13 +102,10 @@ def action_level_agentflow(
 
     if scheduling is None:
         raise ConfigError("needs rollout.enable_action_level_scheduling: true")
-    agent, env, runtime = (
-        build_provider(config, section, runner=runner, run_id=run_id)
-        for section in BUILTIN_PROVIDERS
-    )
+    agent, builder, runtime = _builders(config, runner=runner, run_id=run_id, env=env)
     return ActionLevelSWEAgentFlow(
         agent,
-        env,
+        builder,
         runtime,
         model,
         scheduling=scheduling,
@@ -110,6 +114,19 @@ def action_level_agentflow(
         on_turn=on_turn,
         keeper=keeper,
     )
+
+
+def _builders(
+    config: Mapping[str, Any],
+    *,
+    runner: Runner | None,
+    run_id: str | None,
+    env: ContainerEnvBuilder | None,
+) -> tuple[AgentBuilder, ContainerEnvBuilder, RuntimeBuilder]:
+    def build(section: str) -> Any:
+        return build_provider(config, section, runner=runner, run_id=run_id)
+
+    return build("agent"), build("environment") if env is None else env, build("runtime")
 
 
 def build_provider(

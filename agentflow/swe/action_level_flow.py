@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from agentflow.scheduling import WorkItem
     from agentflow.swe.sample import SWESample
     from agentflow.swe.scheduling_hooks import Scheduling
-    from agentflow.types import PartialRolloutState, RolloutSample, SyncMode
+    from agentflow.types import EpisodeId, PartialRolloutState, RolloutSample, SyncMode
     from priority.snapshot import PrioritySnapshot
 
 
@@ -78,6 +78,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         self._advance = self._workers.advance
         self._hooks = scheduling.hooks
         self._partial_rollout = scheduling.partial_rollout
+        self._judged: Callable[[EpisodeId], None] | None = None
         self._turns: dict[Stage, Callable[[LiveEpisode], Awaitable[None]]] = {
             Stage.STARTING: self._run_start,
             Stage.GENERATING: self._run_generation,
@@ -236,6 +237,8 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         ending = sample.m.rollout.ending
         if ending is not None and ending.cause is Cause.SUBMITTED:
             self._advance(episode.item, Event.FINALIZED)
+            if self._judged is not None:
+                self._judged(sample.episode)
         else:  # nothing to judge: `reward` only says so
             await self._run_reward(episode)
 
@@ -258,6 +261,10 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
         tokens = await prediction
         if tokens is not None:
             self._core.predict(item, tokens, generation=seq)
+
+    def on_judged(self, call: Callable[[EpisodeId], None]) -> None:
+        """Call `call`, on the flow worker, with every episode from when it waits for a judge."""
+        self._judged = call
 
     def use_snapshot(self, snapshot: PrioritySnapshot) -> None:
         """Rank what queues from now on by `snapshot`; callable from any thread."""

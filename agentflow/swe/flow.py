@@ -374,8 +374,14 @@ class SWEAgentFlow:
         )
 
     def env_gauges(self) -> Mapping[str, Mapping[str, float]]:
-        """What environments wait for, where their builder tells it (`Gauging`)."""
-        return self.env.gauges() if isinstance(self.env, Gauging) else {}
+        """What environments wait for, where this flow's own builder tells it (`Gauging`)."""
+        if self._envs.owns_builder and isinstance(self.env, Gauging):
+            return self.env.gauges()
+        return {}
+
+    def share_env(self) -> None:
+        """Leave `env` to another flow, which is closed later than this one and closes it."""
+        self._envs.owns_builder = False
 
     async def close(self) -> None:
         """Remove the environments of episodes that were interrupted and never resumed."""

@@ -43,6 +43,8 @@ class HeldEnvs:
     ) -> None:
         """With `keeper` another process can find the environments of single actions."""
         self._builder = builder
+        self.owns_builder = True
+        """Whether it is closed with this."""
         self._runner = runner
         self._events = events
         self._keeper = keeper
@@ -157,10 +159,12 @@ class HeldEnvs:
     async def close(self) -> None:
         """Remove the environments of episodes that were interrupted and never resumed.
 
-        All of them and the builder, whichever of them fails; raises the last failure.
+        All of them and the builder if it is its own, whichever of them fails; raises the last
+        failure.
         """
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._builder.close)
+            if self.owns_builder:
+                stack.push_async_callback(self._builder.close)
             while self.leases:
                 assert self._detaching is not None  # leases come from it
                 stack.push_async_callback(self._detaching.release, self.leases.popitem()[1])

@@ -75,7 +75,8 @@ class DataCoordinator:
         self._on_ended = on_ended
         self._events = events if events is not None else NullEvents()
         self._predictor_url = predictor_url
-        self._lease_s = lease_s
+        self.lease_s = lease_s
+        """How long a worker may be silent; None: for ever."""
         self._journal = journal
         self._lock = threading.Lock()
         self._telling = threading.Lock()
@@ -268,9 +269,9 @@ class DataCoordinator:
 
     def expire(self) -> list[EpisodeId]:
         """Give up every worker that has been silent for longer than a lease lasts."""
-        if self._lease_s is None:
+        if self.lease_s is None:
             return []
-        oldest = self._runner.now() - self._lease_s
+        oldest = self._runner.now() - self.lease_s
         with self._lock:
             silent = [worker for worker, heard in self._heard.items() if heard < oldest]
         return [episode for worker in silent for episode in self.release_worker(worker)]

@@ -7,7 +7,8 @@
 
 Two loops: samples, summary and terminal are on the caller's; the flow, its environments and the
 engine, from its first call to its close, on the runner's flow worker, where trajectories are saved
-too, each episode's own file at a time. Events come from both and are written under a lock.
+too, each episode's own file at a time. Events come from both and are written under a lock. With
+several replicas each has a worker on a thread of its own, and samples end there, one at a time.
 
 Owns the order in which parts are made and taken down. Whatever is wrong with the input raises
 ConfigError before the run directory is touched; once it is open, run.json tells how the run ended.
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,12 @@ from agentflow.errors import AgentflowError, ConfigError
 from agentflow.observe.jsonl import JsonlEvents
 from agentflow.protocols import EngineAdmin
 from agentflow.runner import AsyncioRunner
-from executors.assembly import load_flow, make_worker
+from executors.assembly import load_flow, make_workers
 from executors.data.coordinator import DataCoordinator
 from executors.data.journal import Journal
 from executors.data.journal_schema import FILE as JOURNAL
 from executors.data.resuming import Leftover, carried_tokens, restored
 from executors.failures import first_failure
-from executors.hooks import CoordinatorHooks
 from executors.lifetimes import with_lifetimes
 from executors.rehearsal import rehearse
 from executors.runs.files import OutputError
@@ -54,6 +53,7 @@ from executors.wiring import (
     require,
     runnable_tasks,
 )
+from executors.worker import run_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from agentflow.config import AgentflowConfig
     from agentflow.engine.turns import EngineAccess
-    from agentflow.protocols import AgentFlow, Model
+    from agentflow.protocols import Model
     from agentflow.types import RolloutSample
     from executors.worker import RolloutWorker
 
@@ -154,14 +154,13 @@ class Rollout:
             stack.push_async_callback(self._on_flow_worker, meter.close)
             reach = partial(reach_engine, meter, url=str(self._config.engine.url))
             model = await self._on_flow_worker(reach)
-            access = dataclasses.replace(access, engine=meter)
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
             coordinator = self._coordinator(events)
-            flow = self._load_flow(access, events, coordinator)
-            stack.push_async_callback(self._on_flow_worker, flow.close)
-            worker = self._worker(flow, coordinator, access)
-            rehearsal = self._rehearsal(worker, engine, events)
-            watch = self._watch(events, flow)
+            workers = self._workers(access, meter, events, coordinator)
+            for worker in workers:
+                stack.push_async_callback(worker.close)
+            rehearsal = self._rehearsal(workers, engine, events)
+            watch = self._watch(events, workers)
             stack.callback(watch.close)
             watch.serve()
             stack.callback(self.dir.close)
@@ -170,11 +169,11 @@ class Rollout:
             stack.callback(self._tasks.close)
             self._tasks.open()
             self._open_journal(stack, coordinator)
-            scheduled = scheduling_facts(self._config.rollout)
+            scheduled = scheduling_facts({worker.name: worker.config for worker in workers})
             events.emit("run_started", planned=self.summary.planned, **scheduled)
             self._issue(coordinator, meter)
             others = [watch.run] if rehearsal is None else [watch.run, rehearsal]
-            work = beside(worker.run_here, others)
+            work = beside(partial(run_all, workers), others)
             await self._drive(work, coordinator, meter=meter, events=events, watch=watch)
         return self.summary
 
@@ -186,12 +185,13 @@ class Rollout:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._runner.close)
             access = self._plan()
-            stack.push_async_callback(self._on_flow_worker, access.engine.close)
+            meter = MeteredModel(access.engine)
+            stack.push_async_callback(self._on_flow_worker, meter.close)
             events = JsonlEvents(self.dir.path, self._runner)
-            coordinator = self._coordinator(events)
-            flow = self._load_flow(access, events, coordinator)
-            stack.push_async_callback(self._on_flow_worker, flow.close)
-            self._rehearsal(self._worker(flow, coordinator, access), access.engine, events)
+            workers = self._workers(access, meter, events, self._coordinator(events))
+            for worker in workers:
+                stack.push_async_callback(worker.close)
+            self._rehearsal(workers, access.engine, events)
         return self.summary.planned
 
     def abandon(self) -> None:
@@ -258,34 +258,32 @@ class Rollout:
                 self._samples += [member.sample for member in group]
         coordinator.finish()
 
-    def _load_flow(
-        self, access: EngineAccess, events: JsonlEvents, coordinator: DataCoordinator
-    ) -> AgentFlow:
-        return load_flow(
-            self._config,
-            access,
-            CoordinatorHooks(coordinator, _WORKER),
+    def _workers(
+        self,
+        access: EngineAccess,
+        meter: MeteredModel,
+        events: JsonlEvents,
+        coordinator: DataCoordinator,
+    ) -> list[RolloutWorker]:
+        load = partial(
+            load_flow,
             runner=self._runner,
             events=events,
             on_turn=self.dir.save_trajectory,
             keeper=self._journal,
             run_id=self.dir.run_id,
         )
-
-    def _worker(
-        self, flow: AgentFlow, coordinator: DataCoordinator, access: EngineAccess
-    ) -> RolloutWorker:
-        return make_worker(
-            self._config, access, coordinator, worker=_WORKER, flow=flow, runner=self._runner
+        return make_workers(
+            self._config, access, meter, coordinator, runner=self._runner, load=load
         )
 
-    def _watch(self, events: JsonlEvents, flow: AgentFlow) -> Watch:
+    def _watch(self, events: JsonlEvents, workers: Sequence[RolloutWorker]) -> Watch:
         watch = Watch(self.dir.path, events, runner=self._runner, config=self._config)
-        watch.use(flow)
+        watch.use([worker.flow for worker in workers])
         return watch
 
     def _rehearsal(
-        self, worker: RolloutWorker, engine: Model, events: JsonlEvents
+        self, workers: Sequence[RolloutWorker], engine: Model, events: JsonlEvents
     ) -> Callable[[], Awaitable[None]] | None:
         every_s = self._config.rollout.rehearse_syncs_s
         if every_s is None:
@@ -295,7 +293,7 @@ class Rollout:
                 f"rollout.rehearse_syncs_s: {every_s}: the engine {self._config.engine.url} cannot"
                 " be paused; leave it out"
             )
-        sync = WeightSync([worker], [engine], runner=self._runner, events=events)
+        sync = WeightSync(workers, [engine], runner=self._runner, events=events)
         return partial(rehearse, sync, engine, every_s=every_s, runner=self._runner)
 
     async def _on_flow_worker(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -387,7 +385,3 @@ class Rollout:
             if error is None:
                 raise RolloutFailed(str(failure)) from failure
             logger.info("%s", failure)  # the first failure is the one to tell
-
-
-_WORKER = "local"
-"""The only worker of a foreground run; its executor runs on the caller's loop."""

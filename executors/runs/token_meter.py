@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agentflow.engine.rids import episode_key
 from agentflow.errors import EngineAdminFailed
-from agentflow.protocols import CountsTokens
+from agentflow.protocols import CountsTokens, Replicated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,10 @@ logger = logging.getLogger(__name__)
 class MeteredModel:
     """A `Model` that passes everything on and keeps count."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, received: Counter[str] | None = None) -> None:
+        """Count in `received`, or in one of its own."""
         self._model = model
-        self.received: Counter[str] = Counter()
+        self.received: Counter[str] = Counter() if received is None else received
         """Generated tokens by `EpisodeId.key`."""
         self._before: int | None = None
         """Tokens that the engine counted and that were not received, up to `watch_engine`."""
@@ -37,6 +38,12 @@ class MeteredModel:
     async def info(self) -> ModelInfo:
         """Describe the engine behind it."""
         return await self._model.info()
+
+    def replicas(self) -> list[MeteredModel]:
+        """Give each replica of the engine by itself, counted here as well; itself if it is one."""
+        if not isinstance(self._model, Replicated):
+            return [self]
+        return [MeteredModel(model, self.received) for model in self._model.replicas()]
 
     async def generate(self, request: GenerationRequest, sink: TokenSink) -> GenerationResult:
         """Generate, and count what reaches `sink`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -79,8 +80,8 @@ class Watch:
         """`held` says that a trainer may keep queued episodes waiting, which is no stall."""
         self._folder = folder
         self._events = events
-        self._flow: Ranks | None = None
-        self._environments: TellsEnvironments | None = None
+        self._flows: Sequence[Ranks] = ()
+        self._environments: Sequence[TellsEnvironments] = ()
         self._runner = runner
         self._settings = config.observe
         self._stall_s = config.rollout.stall_s
@@ -94,10 +95,10 @@ class Watch:
         self.url: str | None = None
         """Where metrics are served."""
 
-    def use(self, flow: object) -> None:
-        """Show the queues of `flow`, if it can tell them."""
-        self._flow = flow if isinstance(flow, Ranks) else None
-        self._environments = flow if isinstance(flow, TellsEnvironments) else None
+    def use(self, flows: Sequence[object]) -> None:
+        """Show the queues of `flows`, where they can tell them."""
+        self._flows = [flow for flow in flows if isinstance(flow, Ranks)]
+        self._environments = [flow for flow in flows if isinstance(flow, TellsEnvironments)]
 
     def serve(self) -> None:
         """Serve metrics, where they are asked for. Raises ConfigError when they cannot be."""
@@ -130,11 +131,12 @@ class Watch:
                 await self._look_on()
 
     async def _look_on(self) -> None:
-        queues = {}
-        if self._flow is not None:
-            queues = dict(await self._runner.on_flow_worker(self._flow.ranking()))
+        queues: dict[str, list[Mapping[str, Any]]] = {}
+        for flow in self._flows:
+            for name, line in (await self._runner.on_flow_worker(flow.ranking())).items():
+                queues.setdefault(name, []).extend(line)
         gauges = self._gauges()
-        if self._flow is not None or gauges:
+        if self._flows or gauges:
             wall = self._runner.wall_time()
             told = {"wall": wall, "queues": queues, "environments": gauges}
             await self._runner.to_thread(self._save_queues, told)
@@ -161,7 +163,11 @@ class Watch:
             return figures(self._state, now=self._now(), lags=lags, gauges=gauges)
 
     def _gauges(self) -> Mapping[str, Mapping[str, float]]:
-        return {} if self._environments is None else self._environments.env_gauges()
+        gauges: dict[str, Counter[str]] = defaultdict(Counter)
+        for flow in self._environments:
+            for stage, values in flow.env_gauges().items():
+                gauges[stage].update(values)
+        return gauges
 
     def _now(self) -> float:
         if self._state.status is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.observe.doing import WAITS, Doing
-from agentflow.observe.run_state import EnvState
 from executors.watching.run_look import Standing
 from executors.watching.status import WORDS
 
@@ -99,7 +98,7 @@ class Why:
 
     def _line(self, progress: Progress) -> list[str]:
         """Who waits for the same, the first one first."""
-        waiting = [p for p in self._state.episodes.values() if p.doing is progress.doing]
+        waiting = [p for p in self._beside(progress) if p.doing is progress.doing]
         ranks = {
             f"{row['uid']}#{row['replica_index']}": place
             for place, row in enumerate(self._queues.get(WAITS.get(progress.doing, ""), ()))
@@ -118,8 +117,9 @@ class Why:
 
     def _limits(self, progress: Progress) -> Iterator[str]:
         full = False
+        limits = self._state.workers.get(progress.worker or "", self._state.run)
         for name, words, used, holders in self._limits_of(progress):
-            limit = self._state.run.get(name)
+            limit = limits.get(name)
             if limit is None:
                 continue
             full = full or used >= limit
@@ -132,20 +132,26 @@ class Why:
 
     def _limits_of(self, progress: Progress) -> Iterator[tuple[str, str, int, list[str]]]:
         for name, words, doing in _HOLDERS.get(progress.doing, ()):
-            holders = self._who(doing)
+            holders = self._who(progress, doing)
             yield name, words, len(holders), holders
         if progress.doing is Doing.WAITS_GENERATION and not progress.turns:
-            holders = [str(p.episode) for p in self._state.episodes.values() if _is_live(p)]
-            yield "live", "live episodes", len(holders), []
+            live = sum(_is_live(p) for p in self._beside(progress))
+            yield "live", "live episodes", live, []
         if progress.doing is Doing.WAITS_START:
-            yield "admitted", "environments", sum(self._state.envs[env] for env in EnvState), []
+            mine = {progress.worker, None}  # those of interrupted episodes are kept for it
+            held = [p for p in self._state.episodes.values() if p.env and p.worker in mine]
+            yield "admitted", "environments", len(held), []
         if progress.doing in {Doing.QUEUED, Doing.INTERRUPTED}:
             with_workers = [p for p in self._state.episodes.values() if p.doing not in _BETWEEN]
             name = "window" if self._state.run.get("by_action") else "generations"
             yield name, "episodes with the worker", len(with_workers), []
 
-    def _who(self, doing: tuple[Doing, ...]) -> list[str]:
-        found = [p for p in self._state.episodes.values() if p.doing in doing]
+    def _beside(self, progress: Progress) -> Iterator[Progress]:
+        """The episodes of its worker, itself among them: each has its own queues and limits."""
+        return (p for p in self._state.episodes.values() if p.worker == progress.worker)
+
+    def _who(self, progress: Progress, doing: tuple[Doing, ...]) -> list[str]:
+        found = [p for p in self._beside(progress) if p.doing in doing]
         found.sort(key=lambda p: p.since)
         return [f"{p.episode} for {self._look.now - p.since:.1f} s" for p in found]
 

@@ -9,6 +9,7 @@ from world import turns
 
 from agentflow.types import EpisodeId, RolloutSample
 from executors.dispatch import Dispatch
+from executors.room import Room
 
 EPISODE = EpisodeId(uid="t")
 
@@ -53,7 +54,7 @@ async def test_one_withdrawn_as_it_ends_does_not_stop_the_next_of_its_name() -> 
         await begun.put(sample)
         await may_end.wait()
 
-    dispatch = Dispatch(source, rollout, slots=1, let_go=no_state)
+    dispatch = Dispatch(source, rollout, room=Room(1), let_go=no_state)
     first, again = RolloutSample(episode=EPISODE, task={}), RolloutSample(episode=EPISODE, task={})
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(dispatch.run())
@@ -76,7 +77,7 @@ async def test_one_that_is_held_back_by_a_pause_is_given_back_or_not_begun(
     async def rollout(sample: RolloutSample) -> None:
         begun.append(sample)
 
-    dispatch = Dispatch(source, rollout, slots=1, let_go=no_state)
+    dispatch = Dispatch(source, rollout, room=Room(1), let_go=no_state)
     sample = RolloutSample(episode=EPISODE, task={})
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         tasks.create_task(dispatch.run())

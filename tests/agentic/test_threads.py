@@ -96,7 +96,7 @@ async def test_two_workers_on_their_threads_share_an_engine_and_survive_syncs(
     await alone.close()
     world = threaded(World(seed=0, tasks=6), runner)
     workers = [world.make_worker(f"w{i}", action_level=action_level) for i in (1, 2)]
-    flows = [worker._flow for worker in workers]
+    flows = [worker.flow for worker in workers]
     sync = world.sync(*workers)
 
     async def disturb() -> None:
@@ -133,7 +133,7 @@ async def test_cancelling_a_worker_from_another_thread_leaves_nothing(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await worker._flow.close()  # type: ignore[attr-defined]
+    await worker.flow.close()  # type: ignore[attr-defined]
     world.coordinator.check()
     assert world.coordinator.counts().leased == 0
     assert not world.envs.live

@@ -174,6 +174,7 @@ class Envs:
     live: set[str] = field(default_factory=set)
     started: int = 0
     starting: int = 0
+    live_at_close: list[int] = field(default_factory=list)
     most_starting: int = 0
     most_live: int = 0
     commands: int = 0
@@ -209,7 +210,8 @@ class Envs:
         return Env(self, name)
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Hold nothing; tell how many were live."""
+        self.live_at_close.append(len(self.live))
 
 
 class Agent:

@@ -251,14 +251,14 @@ RUN = {
 }
 
 
-def contended(out: Path) -> Path:
-    """Three episodes, one slot: `a` generates, `b` and `c` wait."""
+def contended(out: Path, *, elsewhere: str = "", **run: Any) -> Path:
+    """Three episodes, one slot: `a` generates, `b` and `c` wait, one of them elsewhere."""
     episodes = [
         at(t, kind, uid, **facts)
         for uid in "abc"
         for t, kind, facts in (
             (0, "issued", {}),
-            (1, "leased", {"worker": "local"}),
+            (1, "leased", {"worker": "another" if uid == elsewhere else "local"}),
             (2, "env_starting", {}),
             (3, "env_started", {}),
         )
@@ -266,7 +266,7 @@ def contended(out: Path) -> Path:
     episodes.sort(key=lambda event: float(event["t"]))
     left_behind(
         out,
-        at(0, "run_started", **RUN),
+        at(0, "run_started", **RUN, **run),
         *episodes,
         at(4, "generation_started", "a", attempt=0),
         at(9, "generation_ended", "x", status="aborted", tokens=0),
@@ -297,6 +297,24 @@ def test_why_tells_place_limits_and_priority(tmp_path: Path) -> None:
     ]
     assert "rank -90 (lower goes first), 90 tokens predicted" in agentflow("why", "c", str(out))
     assert agentflow("why", "a#0", str(out)).startswith("a#0 generates, for 5.0 s (turn 1")
+
+
+def test_why_speaks_of_the_replica_that_an_episode_is_at(tmp_path: Path) -> None:
+    """Each has lines and limits of its own."""
+    workers = {name: {**RUN, "live": 1} for name in ("local", "another")}
+    out = contended(tmp_path / "run", elsewhere="c", workers=workers)
+    assert agentflow("why", "b#0", str(out)).splitlines()[2:5] == [
+        "  it is number 1 of 1 in that line",
+        "  generation slots: 1 of 1 in use, which is full; by a#0 for 5.0 s",
+        "  live episodes: 1 of 1 in use, which is full",
+    ]
+    assert agentflow("why", "c#0", str(out)).splitlines()[2:5] == [
+        "  it is number 1 of 1 in that line",
+        "  generation slots: 0 of 1 in use",
+        "  live episodes: 0 of 1 in use",
+    ]
+    slots = {name: row["total"] for name, row in status(out)["slots"].items()}
+    assert slots == {"local": 1, "another": 1}
 
 
 def test_an_episode_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
