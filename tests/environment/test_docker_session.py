@@ -268,6 +268,29 @@ def test_a_kill_that_nobody_confirms_gives_the_connection_up() -> None:
     within_patience(main())
 
 
+def test_a_cancellation_outlives_the_connection_that_breaks_over_it() -> None:
+    """An engine that dies with the kill in its hands makes nobody wait for the command again."""
+
+    async def main() -> None:
+        container = PaperContainer()
+        session = HelperSession(container)
+        command = await begun(session, container)
+        container.streams[0].silent = True
+        command.cancel()
+        await asyncio.wait({command}, timeout=1)
+        assert not command.done()
+        container.streams[0].break_off()
+        await asyncio.wait({command}, timeout=1)
+        assert command.cancelled()
+        following = asyncio.ensure_future(session.run(ENDLESS))
+        await asyncio.wait({following}, timeout=1)
+        assert (container.running, container.last, container.started) == (2, 1, [1, 2])
+        container.streams[-1].say(container.end())
+        assert (await following).id == 2
+
+    within_patience(main())
+
+
 def test_an_engine_that_takes_no_connection_is_told() -> None:
     """Neither a first connection nor a new one is waited for without end."""
 
@@ -306,6 +329,25 @@ def test_a_shell_whose_container_died_in_silence_is_told() -> None:
         container.dead = True
         with pytest.raises(ContainerDied):
             await command
+
+    within_patience(main())
+
+
+def test_a_cancellation_of_a_shells_command_outlives_its_container() -> None:
+    """A command that cannot be killed any more is still cancelled, and the next one is told why."""
+
+    async def main() -> None:
+        container = PaperContainer(PaperShell)
+        session = ShellSession(container)
+        await session.open()
+        command = asyncio.ensure_future(session.run(ENDLESS))
+        await asyncio.wait({command}, timeout=1)
+        container.no_connection = container.dead = True
+        command.cancel()
+        await asyncio.wait({command})
+        assert command.cancelled()
+        with pytest.raises(ContainerDied):
+            await session.run(ENDLESS)
 
     within_patience(main())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from agentflow.errors import EnvDied
@@ -202,10 +203,20 @@ class HelperSession:
         try:
             return await self._wait(link, number, timeout_s)
         except asyncio.CancelledError:
-            link.write(wire.frame(wire.KILL))
-            if await link.ended(number, within_s=GRACE_S) is None:
-                await self._drop_link()
+            await self._end_now(link, number)
             raise
+
+    async def _end_now(self, link: Link, number: int) -> None:
+        """Kill a command that nobody waits for any more.
+
+        Without the helper's word for it the connection is given up: the next one asks what runs.
+        """
+        ended = None
+        link.write(wire.frame(wire.KILL))
+        with suppress(StreamLost):  # which may not take the cancellation's place
+            ended = await link.ended(number, within_s=GRACE_S)
+        if ended is None:
+            await self._drop_link()
 
     async def _wait(self, link: Link, number: int, timeout_s: float | None) -> Ended:
         """Wait past the helper's own deadline, then clear, then give the connection up.

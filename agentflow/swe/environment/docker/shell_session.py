@@ -18,7 +18,7 @@ import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from agentflow.errors import EnvDied
+from agentflow.errors import EnvDied, EpisodeError
 from agentflow.swe.environment.docker.errors import ContainerDied, EngineGone, StreamLost
 from agentflow.swe.environment.docker.kept_output import KeptOutput
 from agentflow.swe.environment.docker.wire import Ended, EndFlag
@@ -82,7 +82,10 @@ class ShellSession:
             try:
                 return await self._run_in(shell, command)
             except asyncio.CancelledError:
-                await self._kill(shell)
+                try:
+                    await self._kill(shell)
+                except EpisodeError:  # may not take the cancellation's place; the next one meets it
+                    await self.close()
                 raise
 
     async def clear(self) -> None:
