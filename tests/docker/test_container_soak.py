@@ -1,6 +1,8 @@
 """Many episodes with random kills: each ends once, with the right cause, and nothing is left.
 
-`AGENTFLOW_SOAK_EPISODES` says how many (50; `make soak` takes 200), `AGENTFLOW_SOAK_SEED` which.
+`AGENTFLOW_SOAK_EPISODES` says how many (50; `make soak` takes 200), `AGENTFLOW_SOAK_SEED` which,
+`AGENTFLOW_SOAK_EPISODE_S` how long one may take, `AGENTFLOW_SOAK_ENGINE_KILLS` after how many the
+engine is killed again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from docker_tools import PATIENCE_S, ROOT, our_containers
+from stacks import name_this_task, tell_stacks
 
 from agentflow.errors import EnvStartFailed, EpisodeError
 from agentflow.swe.environment.docker import DockerEnvBuilder, clean
@@ -34,9 +37,9 @@ EPISODES = int(os.environ.get("AGENTFLOW_SOAK_EPISODES", "50"))
 SEED = int(os.environ.get("AGENTFLOW_SOAK_SEED", "1"))
 AT_ONCE = 8
 COMMANDS = 6
-ENGINE_KILL_EVERY = 25
+ENGINE_KILL_EVERY = int(os.environ.get("AGENTFLOW_SOAK_ENGINE_KILLS", "25"))
 OWNER_KILL_EVERY = 10
-EPISODE_S = 180.0
+EPISODE_S = float(os.environ.get("AGENTFLOW_SOAK_EPISODE_S", "180"))
 """More than any episode takes, and than any wait in it may: one that hangs is a fault."""
 SMALL = {"pids": 64, "memory_bytes": 48 << 20, "timeout_s": 60, "max_live": AT_ONCE}
 
@@ -118,7 +121,9 @@ async def strike(  # noqa: PLR0911  # one for each fate
             await asyncio.wait({hanging}, timeout=0)
             hanging.cancel()
             await asyncio.wait({hanging})
-            return "" if hanging.cancelled() else "the cancellation was swallowed"
+            if hanging.cancelled():
+                return ""
+            return f"the cancellation was swallowed: {hanging.exception() or hanging.result()!r}"
 
 
 async def expect_death(env: DockerEnv) -> str:
@@ -134,11 +139,13 @@ async def episode(builder: DockerEnvBuilder, number: int, outside: Outside) -> s
     """Run one; returns what was wrong, "" for nothing."""
     chance = random.Random(f"{SEED}/{number}")
     fate, when = chance.choice(list(Fate)), chance.randrange(COMMANDS)
+    name_this_task(f"episode {number}: {fate}")
     try:
         env = await builder.start(ContainerSpec(labels={"episode": str(number)}))
     except EnvStartFailed as error:  # because the engine was being restarted
         told = isinstance(error, EngineUnavailable) or re.search("engine|connection", str(error))
         return "" if told else f"start: {error!r}"
+    name_this_task(f"episode {number} in {env.name}: {fate}")
     try:
         for step in range(COMMANDS):
             if step == when and (wrong := await strike(env, fate, outside)):
@@ -157,12 +164,15 @@ async def episode(builder: DockerEnvBuilder, number: int, outside: Outside) -> s
 
 
 async def episode_in_time(builder: DockerEnvBuilder, number: int, outside: Outside) -> str:
-    """Run one; an episode that hangs says so and holds up no other."""
+    """Run one; an episode that hangs says what it waits for, and holds up no other."""
+    hangs = asyncio.get_running_loop().call_later(EPISODE_S, tell_stacks, f"episode {number} hangs")
     try:
-        async with asyncio.timeout(EPISODE_S):
+        async with asyncio.timeout(EPISODE_S):  # goes off after `hangs`, which was set first
             return await episode(builder, number, outside)
     except TimeoutError:
-        return f"hung for {EPISODE_S:g} s"
+        return f"hung for {EPISODE_S:g} s; the stacks are in what the test printed"
+    finally:
+        hangs.cancel()
 
 
 OWNER = """
@@ -229,6 +239,7 @@ async def test_random_kills(mortal: MortalEngine) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await builder.close()
         await clean()
-    assert {number: what for number, what in wrong.items() if what} == {}
+    faults = [f"episode {number}: {what}" for number, what in wrong.items() if what]
+    assert not faults, "\n".join(faults)
     assert len(wrong) == EPISODES
     assert our_containers() == []
