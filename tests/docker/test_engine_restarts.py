@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from docker_tools import PATIENCE_S, docker
+from docker_tools import PATIENCE_S, docker, engine_event
 
 from agentflow.errors import EpisodeError
 from agentflow.swe.environment.docker import DockerEnvBuilder
@@ -97,6 +97,21 @@ async def test_a_command_beside_another_is_not_told_as_killed(
     await env.stop()
     with pytest.raises(EpisodeError):
         await first
+
+
+async def test_a_paused_environment_survives_a_restart_of_the_engine(mortal: MortalEngine) -> None:
+    """Its next command comes while the engine is away, and thaws it when there is one again."""
+    builder = DockerEnvBuilder({**SMALL, "pause_after_s": 0.1})
+    env = await builder.start(ContainerSpec())
+    await engine_event(env.name, "pause")
+    await builder._nursery.wait()  # which the pause is part of
+    mortal.kill()
+    async with asyncio.TaskGroup() as group:  # its tasks begin in this order
+        command = group.create_task(env.execute("echo thawed"))
+        group.create_task(asyncio.to_thread(mortal.start))
+    assert command.result().output == b"thawed\n"
+    await env.stop()
+    await builder.close()
 
 
 async def test_an_engine_that_stays_away_is_told(mortal: MortalEngine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+from agentflow.swe.environment.docker.errors import EngineSilent
 from agentflow.swe.environment.docker.freezer import Freezer
 from agentflow.swe.environment.docker.nursery import Nursery
 
@@ -22,6 +23,12 @@ class Paper:
         self.done: list[str] = []
         self.pausing = asyncio.Event()
         self.over = asyncio.Event()
+        self.away = False
+
+    async def ensure_running(self) -> None:
+        """Come back, and thaw."""
+        self.away = False
+        await self.unpause(self.name)
 
     async def pause(self, _: str) -> None:
         """Begin, wait, and be paused."""
@@ -30,7 +37,9 @@ class Paper:
         self.done.append("pause")
 
     async def unpause(self, _: str) -> None:
-        """Refuse what is not paused, as an engine does."""
+        """Refuse what is not paused, as an engine does; fall silent when it is away."""
+        if self.away:
+            raise EngineSilent("away")
         assert self.done[-1] == "pause"
         self.done.append("unpause")
 
@@ -61,6 +70,21 @@ async def run(freezer: Freezer, paper: Paper) -> None:
     """Run a command."""
     async with freezer.awake():
         paper.done.append("command")
+
+
+async def test_an_engine_that_is_away_is_waited_for_by_the_thaw() -> None:
+    """A paused environment lives through a restart of its engine as any other does."""
+    paper = Paper()
+    paper.over.set()
+    freezer, nursery = frozen_soon(paper)
+    async with freezer.awake():
+        pass
+    await paper.pausing.wait()
+    paper.away = True
+    await run(freezer, paper)
+    freezer.close()
+    await nursery.wait()
+    assert paper.done[:3] == ["pause", "unpause", "command"]
 
 
 async def test_nothing_is_paused_under_a_command_or_after_the_end() -> None:

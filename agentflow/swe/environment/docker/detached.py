@@ -63,7 +63,7 @@ class Detached:
             lease = lease_of(env, expires_at=expires_at, snapshot=image)
             await self._runner.to_thread(self._book.write, lease)
             await env.let_go(ttl_s=round(lease_s) + LEASE_MARGIN_S)
-        except (EngineRefused, EngineSilent, StreamLost) as error:
+        except (EngineRefused, EngineSilent, EnvDied, StreamLost) as error:
             self._book.drop(env.name)
             raise EnvDied(f"{env.name} cannot be detached: {error}") from error
         timer = asyncio.get_running_loop().call_later(lease_s, self._expire, lease)

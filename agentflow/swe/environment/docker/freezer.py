@@ -42,7 +42,7 @@ class Freezer:
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
-        """Keep it awake for the length of a block. Raises EngineRefused, EngineSilent."""
+        """Keep it awake for the length of a block. Raises what `thaw` raises."""
         self._users += 1
         try:
             await self.thaw()
@@ -52,12 +52,18 @@ class Freezer:
             self._freeze_later()
 
     async def thaw(self) -> None:
-        """Unpause it if it is frozen. Raises EngineRefused, EngineSilent."""
+        """Unpause it if it is frozen, waiting for an engine that is away.
+
+        Raises EngineRefused, EngineSilent, or the typed error of a container that is gone.
+        """
         self._cancel_timer()
         async with self._turn:
             if self._frozen:
                 self._frozen = False
-                await self._container.engine.unpause(self._container.name)
+                try:
+                    await self._container.engine.unpause(self._container.name)
+                except EngineSilent:  # it may have died before or after it did it
+                    await self._container.ensure_running()
 
     def thawed(self) -> None:
         """Know that somebody else has unpaused it."""
