@@ -141,7 +141,8 @@ class RolloutConfig(Section):
     policy: dict[str, Any] = Field(default_factory=lambda: _named("fcfs"))
     """Who goes first: `name`, built in or `package.module:Class`, and that policy's own keys."""
     preemption: bool = False
-    """Whether a high-priority episode may interrupt a low-priority generation."""
+    """Whether a high-priority episode may interrupt a low-priority generation; for policies that
+    call some high."""
     max_preemptions: int = Field(default=2, ge=0)
     """Of one episode."""
     age_s: float | None = Field(default=None, gt=0)

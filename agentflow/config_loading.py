@@ -252,7 +252,7 @@ def _policy_problems(sources: Sources) -> Iterator[Problem]:
     rollout, flow = (sources.values.get(section, {}) for section in ("rollout", "flow"))
     if not (isinstance(rollout, dict) and isinstance(flow, dict)):
         return
-    policy, preemption = rollout.get("policy"), rollout.get("preemption", False)
+    policy, preemption = rollout.get("policy", {"name": "fcfs"}), rollout.get("preemption", False)
     path = flow.get("python_path", ())
     if not (isinstance(policy, dict) and isinstance(preemption, bool) and _valid_path(path)):
         return

@@ -45,7 +45,7 @@ def build_policy(
         if "preempts" in accepted:
             keys["preempts"] = preemption
         elif preemption:
-            raise ConfigError("takes no `preempts`, so that it cannot be told to preempt")
+            raise ConfigError("knows no high class that could preempt; leave preemption out")
         policy = cls(**keys)
         if not isinstance(policy, Policy):
             raise ConfigError(f"{policy!r} is no policy: it needs `preempts` and `classify`")

@@ -7,7 +7,7 @@ item that has waited too long goes first whatever its class, so no policy can st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,7 +61,7 @@ class Policy(Protocol):
 class Fcfs:
     """First come, first served: everything is low and ranks by the time it was queued."""
 
-    preempts: bool = False
+    preempts: ClassVar[bool] = False
     age_s: float = 0.0
     """Whoever waits has aged, so that even a new episode keeps its turn: all advance alike, and
     few are left at the end that have not begun."""
@@ -112,6 +112,8 @@ class LongestPredictedFirst:
     def __post_init__(self) -> None:
         if not self.high_above >= 0:
             raise ValueError(f"high_above: {self.high_above} must be at least 0 tokens")
+        if self.preempts and self.high_above == float("inf"):
+            raise ValueError("high_above: is missing; without it nobody is high, to preempt others")
 
     def classify(self, standing: Standing) -> Priority:
         """Rank by predicted length, longest first; the unknown goes before the known."""
@@ -124,7 +126,7 @@ class LongestPredictedFirst:
 class ShortestPredictedFirst:
     """For asynchronous training: the lowest mean completion time."""
 
-    preempts: bool = False
+    preempts: ClassVar[bool] = False
 
     def classify(self, standing: Standing) -> Priority:
         """Rank by predicted length, shortest first; the unknown goes last."""
@@ -137,7 +139,7 @@ class ShortestPredictedFirst:
 class GroupCompletion:
     """Groups that are nearly complete go first, so that trainers get whole groups early."""
 
-    preempts: bool = False
+    preempts: ClassVar[bool] = False
 
     def classify(self, standing: Standing) -> Priority:
         """Rank by how many of the group are still missing."""

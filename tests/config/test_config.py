@@ -108,6 +108,14 @@ def test_a_providers_own_keys_are_checked_with_its_config_class(tmp_path: Path, 
         ),
         ("rollout: {policy: {}}\n", "rollout.policy: needs a `name` (built in: fcfs, "),
         (
+            "rollout: {preemption: true}\n",
+            "policy 'fcfs': knows no high class that could preempt; leave preemption out",
+        ),
+        (
+            "rollout: {policy: {name: longest_predicted_first}, preemption: true}\n",
+            "high_above: is missing; without it nobody is high, to preempt others",
+        ),
+        (
             "rollout: {policy: {name: fcfs_preempt, windw: 3}}\n",
             "policy 'fcfs_preempt': unknown key 'windw'; did you mean 'window'?",
         ),
