@@ -236,6 +236,7 @@ async def test_random_kills(mortal: MortalEngine) -> None:
         group.create_task(disturb(done, outside))
         for _ in range(AT_ONCE):
             group.create_task(work())
+    await outside.restart_engine()  # ends what killed owners had asked of it: containers, later on
     async with asyncio.timeout(PATIENCE_S):
         await builder.close()
         await clean()
