@@ -40,7 +40,7 @@ COMMANDS = 6
 ENGINE_KILL_EVERY = int(os.environ.get("AGENTFLOW_SOAK_ENGINE_KILLS", "25"))
 OWNER_KILL_EVERY = 10
 EPISODE_S = float(os.environ.get("AGENTFLOW_SOAK_EPISODE_S", "180"))
-"""More than any episode takes, and than any wait in it may: one that hangs is a fault."""
+"""More than any episode takes: one that hangs is a fault."""
 SMALL = {"pids": 64, "memory_bytes": 48 << 20, "timeout_s": 60, "max_live": AT_ONCE}
 
 

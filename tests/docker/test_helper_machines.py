@@ -27,6 +27,8 @@ TREE = "trap '' TERM; (setsid sleep 1000 &); nohup sleep 1000 & (sleep 1000 & sl
 class ProcessHost:
     """A process on this machine in a container's place: its pipes are the stream."""
 
+    name = "a process"
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._reading: asyncio.Task[None] | None = None

@@ -7,6 +7,7 @@ says whether it runs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import struct
 from typing import TYPE_CHECKING
@@ -68,6 +69,8 @@ class PaperStream:
 
 class PaperContainer:
     """A helper's state: what runs, what ended last, and every command that it ever started."""
+
+    name = "paper"
 
     def __init__(self, stream: type[PaperStream] | None = None) -> None:
         self._stream = stream or PaperStream
@@ -180,8 +183,9 @@ def test_a_command_that_runs_on_is_left_alone() -> None:
     within_patience(main())
 
 
-def test_a_container_that_died_in_silence_is_told() -> None:
+def test_a_container_that_died_in_silence_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """The engine is asked when the stream says nothing; the episode ends with the right cause."""
+    caplog.set_level(logging.INFO)
 
     async def main() -> None:
         container = PaperContainer()
@@ -191,6 +195,7 @@ def test_a_container_that_died_in_silence_is_told() -> None:
             await command
 
     within_patience(main())
+    assert "paper, loss 1 of 6: the session says nothing for 20 s" in caplog.messages
 
 
 def test_an_end_in_one_packet_with_the_hello_is_kept() -> None:

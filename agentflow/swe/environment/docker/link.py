@@ -42,6 +42,9 @@ class Stream(Protocol):
 class Host(Protocol):
     """What a session asks of its container."""
 
+    name: str
+    """The container's, for the log."""
+
     async def connect(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> Stream:
         """Open a stream to the process. Raises StreamLost."""
         ...

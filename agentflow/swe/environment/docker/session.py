@@ -8,6 +8,7 @@ trusts the other side: while a command runs, its helper is asked for a sign of l
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import signal
 from contextlib import suppress
@@ -20,6 +21,8 @@ from agentflow.swe.environment.docker.link import Host, Link
 
 if TYPE_CHECKING:
     from agentflow.swe.environment.docker.wire import Command, Ended, Hello
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 6.0
 """Past a command's own deadline: the helper gives a kill up to 3 s, a busy machine needs some."""
@@ -134,9 +137,9 @@ class HelperSession:
         for attempt in range(ATTEMPTS):
             try:
                 return await self._attempt(request, timeout_s)
-            except StreamLost:
+            except StreamLost as error:
                 await self._drop_link()
-                await self._after_loss(attempt)
+                await self._after_loss(error, attempt)
                 if not self._durable:
                     return await self._end_with_its_helper()
         raise ContainerDied("the container runs, but its session does not answer")
@@ -152,19 +155,20 @@ class HelperSession:
         for attempt in range(ATTEMPTS):
             try:
                 await self._connected()
-            except StreamLost:
-                await self._after_loss(attempt)
+            except StreamLost as error:
+                await self._after_loss(error, attempt)
             else:
                 return
         raise ContainerDied("the container runs, but its session does not answer")
 
-    async def _after_loss(self, attempt: int) -> None:
+    async def _after_loss(self, loss: StreamLost, attempt: int) -> None:
         """Raise the typed error when the container is gone; else give it a moment.
 
         An engine says "running" for some milliseconds after the end of PID 1.
         """
         if self._closed:
             raise EnvDied("the session was closed")
+        log.info("%s, loss %d of %d: %s", self._host.name, attempt + 1, ATTEMPTS, loss)
         await asyncio.sleep(LOSS_PAUSE_S * attempt)
         await self._host.ensure_running()
 
