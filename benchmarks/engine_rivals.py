@@ -155,7 +155,7 @@ class OverAiohttp(Aiohttp):
         data = encode(request, stream_interval=None)
         async with session.post(self._url, data=data) as response:
             async for part in response.content.iter_any():
-                tokens.take(events.feed(part))
+                tokens.take(events.feed([part]))
         return len(record)
 
 

@@ -24,9 +24,9 @@ class Answer:
         """Remember the status."""
         self.status = status
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, pieces: list[bytes]) -> None:
         """Remember bytes."""
-        self.body += data
+        self.body += b"".join(pieces)
 
     def on_end(self) -> None:
         """Remember the end."""

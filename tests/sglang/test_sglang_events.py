@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,20 @@ def event(
     return json.dumps(whole).encode()
 
 
+def pieces_of(*payloads: bytes) -> list[bytes]:
+    """Return events as SGLang sends them, each a chunk of the body."""
+    return [b"data: " + payload + b"\n\n" for payload in payloads]
+
+
 def block(*payloads: bytes) -> bytes:
-    """Return events as they come."""
-    return b"".join(b"data: " + payload + b"\n\n" for payload in payloads)
+    """Return the bytes of events."""
+    return b"".join(pieces_of(*payloads))
+
+
+def cut(whole: bytes, cuts: list[int]) -> list[bytes]:
+    """Return the pieces of `whole`, cut at `cuts`; none is empty."""
+    ends = sorted({min(c, len(whole)) for c in [*cuts, len(whole)]})
+    return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False) if end > start]
 
 
 def stream(version: str = "default") -> tuple[TokenStream, Sink]:
@@ -53,10 +65,9 @@ def stream(version: str = "default") -> tuple[TokenStream, Sink]:
 def test_events_survive_any_cut(payloads: list[str], cuts: list[int]) -> None:
     """However the bytes are cut, the same payloads come out in order."""
     whole = block(*(json.dumps({"error": p}).encode() for p in payloads))
-    buffer, got, last = EventBuffer(), [], 0
-    for cut in [*sorted(min(c, len(whole)) for c in cuts), len(whole)]:
-        got += events_of(buffer.feed(whole[last:cut]))
-        last = cut
+    buffer, got = EventBuffer(), []
+    for piece in cut(whole, cuts):
+        got += events_of(b"".join(buffer.feed([piece])))
     assert got == [ErrorEvent(p) for p in payloads]
     assert buffer.pending == 0
 
@@ -65,20 +76,39 @@ def test_events_survive_any_cut(payloads: list[str], cuts: list[int]) -> None:
     counts=st.lists(st.integers(1, 5), max_size=8),
     text=st.text(max_size=30),
     cuts=st.lists(st.integers(0, 2000), max_size=12),
+    chunked=st.booleans(),
+    reads=st.lists(st.integers(1, 4), max_size=12),
 )
-def test_tokens_survive_any_cut(counts: list[int], text: str, cuts: list[int]) -> None:
-    """However the bytes are cut and whatever the text holds, every token comes out once."""
-    whole, ids = b"", list(range(sum(counts)))
-    for number, count in enumerate(counts):
-        end = sum(counts[: number + 1])
-        whole += block(event(ids[end - count : end], end, text=text))
-    buffer, last = EventBuffer(), 0
+def test_tokens_survive_any_cut(
+    *, counts: list[int], text: str, cuts: list[int], chunked: bool, reads: list[int]
+) -> None:
+    """However bytes are cut and read and whatever the text holds, every token comes out once."""
+    ids = list(range(sum(counts)))
+    ends = list(accumulate(counts))
+    payloads = [event(ids[e - n : e], e, text=text) for n, e in zip(counts, ends, strict=True)]
+    events = pieces_of(*payloads, b"[DONE]")
+    chunks = list(accumulate(map(len, events))) if chunked else []
+    pieces = cut(b"".join(events), cuts + chunks)
+    buffer = EventBuffer()
     tokens, sink = stream()
-    for cut in [*sorted(min(c, len(whole)) for c in cuts), len(whole)]:
-        tokens.take(buffer.feed(whole[last:cut]))
-        last = cut
+    for count in [*reads, len(pieces)]:
+        read, pieces = pieces[:count], pieces[count:]
+        complete = buffer.feed(read) if read else []
+        if complete:
+            tokens.take(complete)
+    assert buffer.pending == 0
     assert sink.ids == ids
     assert sink.logprobs == [-i / 1000 for i in ids]
+
+
+def test_an_event_in_many_reads_comes_whole() -> None:
+    """Nothing comes before the end of an event, and what is behind it waits."""
+    buffer, payload = EventBuffer(), b"x" * 1000
+    for number in range(1000):
+        assert buffer.feed([payload]) == []
+        assert buffer.pending == 1000 * (number + 1)
+    assert [len(e) for e in buffer.feed([payload + b"\n", b"\n" + payload])] == [1_001_002]
+    assert buffer.pending == 1000
 
 
 def test_comments_and_other_fields_are_ignored() -> None:
@@ -110,7 +140,7 @@ def test_observed_streams_are_read(name: str) -> None:
     observed = json.loads((WIRE / f"{name}.json").read_text())
     tokens, sink = stream()
     for payload in observed["events"]:
-        tokens.take(block(json.dumps(payload).encode() if payload != "[DONE]" else b"[DONE]"))
+        tokens.take(pieces_of(json.dumps(payload).encode() if payload != "[DONE]" else b"[DONE]"))
     assert sink.ids == observed["ids"]
     assert len(sink.logprobs) == len(sink.ids)
     assert tokens.end is not None
@@ -136,8 +166,8 @@ def test_an_abort_that_repeats_everything_adds_what_was_not_sent(sent: int, tota
     """The end of a retracted request repeats its last id and all its log-probs."""
     tokens, sink = stream()
     for token in range(sent):
-        tokens.take(block(event([token], token + 1)))
-    tokens.take(block(aborted_while_queued_again(sent=sent, total=total), b"[DONE]"))
+        tokens.take(pieces_of(event([token], token + 1)))
+    tokens.take(pieces_of(aborted_while_queued_again(sent=sent, total=total), b"[DONE]"))
     assert sink.ids == list(range(total))
     assert sink.logprobs == [-i / 1000 for i in range(total)]
     assert tokens.end is not None
@@ -157,20 +187,20 @@ def test_an_abort_that_repeats_everything_adds_what_was_not_sent(sent: int, tota
 def test_an_end_that_repeats_something_else_is_nonsense(seen: int, old: bytes, new: bytes) -> None:
     """Nothing is guessed where ids and log-probs do not say the same."""
     tokens, sink = stream()
-    tokens.take(block(event(list(range(seen)), seen)))
+    tokens.take(pieces_of(event(list(range(seen)), seen)))
     payload = aborted_while_queued_again(sent=2, total=3)
     assert old in payload
     with pytest.raises(EngineDied, match="with log-probs"):
-        tokens.take(block(payload.replace(old, new)))
+        tokens.take(pieces_of(payload.replace(old, new)))
     assert sink.ids == list(range(seen))
 
 
 def test_cumulative_events_of_one_read_cost_one_parse() -> None:
     """Once a server is known to repeat itself, only the newest of several events is parsed."""
     tokens, sink = stream()
-    tokens.take(block(event([1], 1)))
-    tokens.take(block(event([1, 2], 2)))
-    tokens.take(block(b"not looked at", event([1, 2, 3, 4], 4)))
+    tokens.take(pieces_of(event([1], 1)))
+    tokens.take(pieces_of(event([1, 2], 2)))
+    tokens.take(pieces_of(b"not looked at", event([1, 2, 3, 4], 4)))
     assert sink.ids == [1, 2, 3, 4]
 
 
@@ -178,16 +208,33 @@ def test_repeated_events_add_nothing() -> None:
     """A duplicate of an incremental event is not a token more."""
     tokens, sink = stream()
     one, two = event([5], 1), event([6, 7], 3)
-    tokens.take(block(one, one, two))
-    tokens.take(block(two))
+    tokens.take(pieces_of(one, one, two))
+    tokens.take(pieces_of(two))
     assert sink.ids == [5, 6, 7]
+
+
+def test_ids_without_their_log_probs_end_it_where_they_are() -> None:
+    """Of events that are read together, those before the one that is wrong add their tokens."""
+    tokens, sink = stream()
+    wrong = event([6], 2).replace(b"-0.006, 6", b"-0.006, 5")
+    with pytest.raises(EngineDied, match=r"ids \[6\] with log-probs .*id=5.* after 1 tokens"):
+        tokens.take(pieces_of(event([5], 1), wrong, event([7], 3)))
+    assert sink.ids == [5]
+
+
+def test_nothing_is_taken_behind_the_end() -> None:
+    """Events after the last one add no token."""
+    tokens, sink = stream()
+    tokens.take(pieces_of(event([5], 1, reason={"type": "length"}), event([6], 2)))
+    tokens.take(pieces_of(event([6], 2)))
+    assert sink.ids == [5]
 
 
 def test_a_missing_event_is_noticed() -> None:
     """Tokens that never came end the generation, and those before it stay."""
     tokens, sink = stream()
     with pytest.raises(EngineDied, match="tokens 1 to 3 are missing"):
-        tokens.take(block(event([5], 1), event([8], 4)))
+        tokens.take(pieces_of(event([5], 1), event([8], 4)))
     assert sink.ids == [5]
 
 
@@ -208,20 +255,20 @@ def test_nonsense_is_named(payload: bytes, what: str) -> None:
     """An event that is not SGLang's ends the generation with its beginning in the message."""
     tokens, sink = stream()
     with pytest.raises(EngineDied, match=what):
-        tokens.take(block(payload))
+        tokens.take(pieces_of(payload))
     assert sink.ids == []
 
 
 def test_versions_split_where_the_last_event_says() -> None:
     """Tokens after a reported update wait for the exact split, even where reports came late."""
     tokens, sink = stream("3")
-    tokens.take(block(event([1, 2], 2, version="3")))
+    tokens.take(pieces_of(event([1, 2], 2, version="3")))
     assert sink.versions == [3, 3]
-    tokens.take(block(event([3, 4, 5], 5, version="4")))
+    tokens.take(pieces_of(event([3, 4, 5], 5, version="4")))
     assert sink.ids == [1, 2]
     ranges = [{"version": "3", "start": 0, "end": 3}, {"version": "4", "start": 3, "end": 6}]
     end = {"type": "length", "length": 6}
-    tokens.take(block(event([6], 6, version="4", reason=end, weight_versions=ranges)))
+    tokens.take(pieces_of(event([6], 6, version="4", reason=end, weight_versions=ranges)))
     assert sink.ids == [1, 2, 3, 4, 5, 6]
     assert sink.versions == [3, 3, 3, 4, 4, 4]
 
@@ -242,11 +289,11 @@ def test_ranges_that_make_no_sense_double_and_lose_no_token(
 ) -> None:
     """Where the last event's ranges overlap, gape or have no number, it is an error."""
     tokens, sink = stream("3")
-    tokens.take(block(event([1, 2, 3, 4, 5], 5, version="4")))
+    tokens.take(pieces_of(event([1, 2, 3, 4, 5], 5, version="4")))
     told = [{"version": v, "start": start, "end": end} for v, start, end in ranges]
     last = event([6], 6, version="4", reason={"type": "length"}, weight_versions=told)
     with pytest.raises((EngineDied, EngineRejected), match="ersion"):
-        tokens.take(block(last))
+        tokens.take(pieces_of(last))
     tokens.flush()
     assert sink.ids == [1, 2, 3, 4, 5, 6]
     assert sink.versions == [4] * 6
@@ -256,9 +303,9 @@ def test_a_stale_belief_about_the_version_costs_nothing_but_a_wait() -> None:
     """A generation under a version that nobody told us of has exact versions in the end."""
     tokens, sink = stream("default")
     ranges = [{"version": "7", "start": 0, "end": 2}]
-    tokens.take(block(event([1], 1, version="7")))
+    tokens.take(pieces_of(event([1], 1, version="7")))
     tokens.take(
-        block(event([2], 2, version="7", reason={"type": "length"}, weight_versions=ranges))
+        pieces_of(event([2], 2, version="7", reason={"type": "length"}, weight_versions=ranges))
     )
     assert sink.versions == [7, 7]
     assert tokens.reported == "7"
@@ -267,7 +314,7 @@ def test_a_stale_belief_about_the_version_costs_nothing_but_a_wait() -> None:
 def test_held_tokens_survive_a_broken_stream() -> None:
     """Without a last event, held tokens go to the sink under the version reported."""
     tokens, sink = stream("1")
-    tokens.take(block(event([1], 1, version="2")))
+    tokens.take(pieces_of(event([1], 1, version="2")))
     tokens.flush()
     assert (sink.ids, sink.versions) == ([1], [2])
 
@@ -276,4 +323,4 @@ def test_a_version_that_is_no_number_is_refused() -> None:
     """The message says how to name versions."""
     tokens, _ = stream()
     with pytest.raises(EngineRejected, match="'v-2' is not a whole number"):
-        tokens.take(block(event([1], 1, version="v-2")))
+        tokens.take(pieces_of(event([1], 1, version="v-2")))

@@ -96,23 +96,23 @@ class Call:
         """Take the status of the answer."""
         self._status = status
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, pieces: list[bytes]) -> None:
         """Take bytes: events, or the text of an error."""
         if self._end.done():
             return
         if self._status != _OK:
-            self._error_body += data
+            self._error_body += b"".join(pieces)
             if len(self._error_body) > _MAX_ERROR:
                 self._refused()
             return
-        block = self._events.feed(data)
-        if not block:
+        events = self._events.feed(pieces)
+        if not events:
             if self._events.pending > _MAX_EVENT:
                 self.fail(EngineDied(f"an event without an end {self._where()}"))
             return
         seen = self.tokens.seen
         try:
-            self.tokens.take(block)
+            self.tokens.take(events)
             self._look_for_end()
         except AgentflowError as error:
             self.fail(error)

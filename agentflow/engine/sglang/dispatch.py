@@ -50,6 +50,10 @@ class Dispatch:
     ) -> GenerationResult:
         """Run one request to its end; tries replicas as long as `_Patience` lasts."""
         patience = _Patience(self._routing, self._clock, self._limit_s)
+        try:
+            return await self._attempt(request, sink, flight, patience)
+        except EngineUnreachable as error:
+            failed: EngineUnreachable | None = error
         async for attempt in stamina.retry_context(
             on=patience.with_another,
             attempts=None,
@@ -59,18 +63,26 @@ class Dispatch:
             wait_jitter=_WAIT_JITTER_S,
         ):
             with attempt:
-                replica = self._routing.pick(request.rid, home=flight.home, tried=patience.tried)
-                patience.tried.add(replica)
-                try:
-                    return await replica.generate(request, sink, flight)
-                except (EngineUnreachable, EngineDied) as error:
-                    self._routing.forget(request.rid)
-                    if not isinstance(error, EngineOverloaded):
-                        self._routing.let_rest(replica)
-                    if isinstance(error, EngineUnreachable):
-                        self._tell(error)
-                    raise
+                if failed is not None:  # the attempt above was the first: most need no policy
+                    first, failed = failed, None
+                    raise first
+                return await self._attempt(request, sink, flight, patience)
         raise AssertionError("unreachable: the policy returns or raises")
+
+    async def _attempt(
+        self, request: GenerationRequest, sink: TokenSink, flight: Flight, patience: _Patience
+    ) -> GenerationResult:
+        replica = self._routing.pick(request.rid, home=flight.home, tried=patience.tried)
+        patience.tried.add(replica)
+        try:
+            return await replica.generate(request, sink, flight)
+        except (EngineUnreachable, EngineDied) as error:
+            self._routing.forget(request.rid)
+            if not isinstance(error, EngineOverloaded):
+                self._routing.let_rest(replica)
+            if isinstance(error, EngineUnreachable):
+                self._tell(error)
+            raise
 
     def _tell(self, error: EngineUnreachable) -> None:
         """Log that generations find no place, once for all that do so at that time."""

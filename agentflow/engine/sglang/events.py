@@ -67,11 +67,13 @@ Event = TokenEvent | ErrorEvent
 _SHOWN = 120
 _PLAIN = b"data: {"
 _DONE = b"[DONE]"
+_END = b"\n\n"
 _BETWEEN = b"\n\ndata: "
 _LAST = b"data: [DONE]\n\n"
 _decode_error = msgspec.json.Decoder(ErrorEvent).decode
 _decode_plain_error = msgspec.json.Decoder(PlainError).decode
 _tokens = msgspec.json.Decoder(TokenEvent)
+_decode_tokens = _tokens.decode
 
 
 class EventBuffer:
@@ -80,17 +82,21 @@ class EventBuffer:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> bytes:
-        """Return the events that `data` completes, as they came; empty when there is none."""
-        if not self._buffer and data.endswith(b"\n\n"):
-            return data
-        searched = max(0, len(self._buffer) - 1)
-        self._buffer += data
-        end = self._buffer.rfind(b"\n\n", searched) + 2
-        if end < 2:  # noqa: PLR2004  # not found
-            return b""
-        complete = bytes(self._buffer[:end])
-        del self._buffer[:end]
+    def feed(self, pieces: list[bytes]) -> list[bytes]:
+        """Return the events that `pieces` complete, cut as they came; empty when there is none."""
+        if not self._buffer and pieces[-1].endswith(_END):
+            return pieces
+        complete = []
+        for piece in pieces:
+            if not self._buffer and piece.endswith(_END):
+                complete.append(piece)
+                continue
+            searched = max(0, len(self._buffer) - 1)
+            self._buffer += piece
+            end = self._buffer.rfind(_END, searched) + len(_END)
+            if end >= len(_END):  # found
+                complete.append(bytes(self._buffer[:end]))
+                del self._buffer[:end]
         return complete
 
     @property
@@ -102,6 +108,16 @@ class EventBuffer:
     def beginning(self) -> bytes:
         """The first of those bytes."""
         return bytes(self._buffer[:_SHOWN])
+
+
+def token_events(pieces: list[bytes]) -> list[TokenEvent] | None:
+    """Read events as SGLang sends them, each a piece of its own; None where one is otherwise."""
+    if pieces[-1] == _LAST:
+        pieces = pieces[:-1]
+    try:
+        return [_decode_tokens(piece.removeprefix(b"data:")) for piece in pieces]
+    except msgspec.DecodeError:
+        return None
 
 
 def events_of(block: bytes) -> Iterable[Event]:
@@ -136,7 +152,7 @@ def _one_by_one(block: bytes) -> Iterator[Event]:
 
 def _event(payload: bytes) -> Event:
     try:
-        return _tokens.decode(payload)
+        return _decode_tokens(payload)
     except msgspec.DecodeError as error:
         return _error_event(payload, error)
 

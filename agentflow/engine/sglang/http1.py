@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -38,8 +38,8 @@ class Receiver(Protocol):
     def on_status(self, status: int) -> None:
         """Take the status; the body follows."""
 
-    def on_body(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+    def on_body(self, pieces: list[bytes]) -> None:
+        """Take the next bytes of the body, cut as chunks and reads were; only until it returns."""
 
     def on_end(self) -> None:
         """Take notice that the body is complete."""
@@ -103,8 +103,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
-        assert isinstance(transport, asyncio.Transport)  # for the type checker
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what was going on."""
@@ -133,9 +132,8 @@ class Connection(asyncio.BufferedProtocol):
             self._told = self._status
             receiver.on_status(self._status)
         if self._pieces:
-            body = b"".join(self._pieces)
+            receiver.on_body(self._pieces)
             self._pieces.clear()
-            receiver.on_body(body)
         if self._complete:
             self._receiver = None
             receiver.on_end()

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agentflow.engine.sglang.events import TokenEvent, events_of, newest
+from agentflow.engine.sglang.events import TokenEvent, events_of, newest, token_events
 from agentflow.engine.sglang.versions import parse_version
 from agentflow.errors import EngineDied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agentflow.engine.sglang.events import Event, LogProb, Meta, VersionRange
     from agentflow.protocols import TokenSink
@@ -54,23 +54,15 @@ class TokenStream:
         self.error: Any = None
         """The error that came instead of tokens."""
 
-    def take(self, block: bytes) -> None:
+    def take(self, pieces: list[bytes]) -> None:
         """Take complete events in order. Raises EngineDied when they make no sense."""
         if self._cumulative:
-            block = newest(block)
-        ids: list[int] = []
-        logprobs: list[float] = []
-        try:
-            for event in events_of(block):
-                self._take(event, ids, logprobs)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise EngineDied(
-                f"events {block[:120]!r} are not SGLang's /generate's ({error}), "
-                f"after {self.seen} tokens"
-            ) from error
-        finally:
-            if ids:
-                self._deliver(ids, logprobs)
+            pieces = [newest(b"".join(pieces))]
+        events = token_events(pieces)
+        if events is None:
+            self._take_each(events_of(b"".join(pieces)), pieces)
+        elif (taken := self._take_plain(events)) < len(events):
+            self._take_each(events[taken:], pieces)
         if self.end is not None:
             self.flush()
 
@@ -79,6 +71,46 @@ class TokenStream:
         if self._held_ids:
             self._append(self._held_ids, self._held_logprobs, parse_version(self.reported))
             self._held_ids, self._held_logprobs = [], []
+
+    def _take_plain(self, events: list[TokenEvent]) -> int:
+        """Take the first events all at once, as long as they only add tokens; return how many.
+
+        Nearly all events are of this kind.
+        """
+        seen, ids, pairs, taken = self.seen, [], [], 0
+        for event in events:
+            meta = event.meta_info
+            seen += len(event.output_ids)
+            if (
+                meta.completion_tokens != seen
+                or meta.weight_version != self.reported
+                or meta.finish_reason is not None
+            ):
+                break
+            ids += event.output_ids
+            pairs += meta.output_token_logprobs
+            taken += 1
+        if self.end is not None or [pair.id for pair in pairs] != ids:
+            return 0
+        self.seen += len(ids)
+        self._deliver(ids, [pair.logprob for pair in pairs])
+        return taken
+
+    def _take_each(self, events: Iterable[Event], pieces: list[bytes]) -> None:
+        """Take events of any kind. Raises EngineDied at the first that makes no sense."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        try:
+            for event in events:
+                self._take(event, ids, logprobs)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise EngineDied(
+                f"events {b''.join(pieces)[:120]!r} are not SGLang's /generate's ({error}), "
+                f"after {self.seen} tokens"
+            ) from error
+        finally:
+            if ids:
+                self._deliver(ids, logprobs)
 
     def _take(self, event: Event, ids: list[int], logprobs: list[float]) -> None:
         if self.end is not None:
