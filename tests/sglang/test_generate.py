@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import PROMPT, Sink, expected, pair, request
+from support import PROMPT, Sink, expected, pair, request, until
 
 from agentflow.engine.fake_sglang import FakeOptions, FakeSglang
 from agentflow.engine.rids import RidFactory
@@ -94,6 +94,17 @@ async def test_silence_before_the_first_token_has_its_own_deadline() -> None:
         server.faults.silent_after_tokens = 0
         with pytest.raises(EngineDied, match=r"silent for .* before the first token"):
             await engine.generate(request(), Sink())
+
+
+async def test_a_server_dies_at_once_whatever_it_answers() -> None:
+    """One that is far from its answer as well."""
+    async with pair() as (server, engine), asyncio.timeout(20):
+        server.faults.first_byte_delay_s = 1000.0
+        task = asyncio.create_task(engine.generate(request(), Sink()))
+        await until(lambda: bool(server.bodies))
+        await server.die()
+        with pytest.raises(EngineDied):
+            await task
 
 
 async def test_a_dying_server_ends_its_generations() -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
 
 _MAX_BODY = 1 << 28
+_SHUTDOWN_S = 0.01
+"""What is being answered is ended by then; 0 would be for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,6 @@ class FakeSglang:
         self.dead = False
         self._admin = AdminCalls(self)
         self._waiters: set[asyncio.Event] = set()
-        self._transports: set[asyncio.BaseTransport] = set()
         self._tick: asyncio.TimerHandle | None = None
         self._port = 0
 
@@ -87,7 +88,7 @@ class FakeSglang:
         app = web.Application(middlewares=[self._receive], client_max_size=_MAX_BODY)
         app.router.add_post("/generate", self._generate)
         self._admin.add_to(app.router)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.options.tls)
         await self._site.start()
@@ -116,9 +117,10 @@ class FakeSglang:
         await self._site.stop()
         if self._tick is not None:
             self._tick.cancel()
-        for transport in self._transports:
-            assert isinstance(transport, asyncio.Transport)  # for the type checker
-            transport.abort()
+        assert self._runner.server is not None  # it was set up
+        for connection in self._runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
         self.changed()
 
     # --- decoding -----------------------------------------------------------------------------
@@ -161,9 +163,9 @@ class FakeSglang:
 
     @web.middleware
     async def _receive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.transport is not None:
-            self._transports = {t for t in self._transports if not t.is_closing()}
-            self._transports.add(request.transport)
+        if self.dead and request.transport is not None:  # it was connecting meanwhile
+            request.transport.abort()
+            raise ConnectionResetError
         key = self.options.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
