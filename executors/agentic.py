@@ -135,7 +135,9 @@ class AgenticExecutor:
         self._runner = runner
         self._settings = settings
         self._get_priority_snapshot = get_priority_snapshot
-        room = Room(settings.window - settings.judged, judged=settings.judged)
+        self.slots = settings.window - settings.judged
+        """Samples under way at once, beside those that only wait to be judged."""
+        room = Room(self.slots, judged=settings.judged)
         self._dispatch = Dispatch(source, self._run_rollout, room=room, let_go=self._let_go)
         if settings.judged:
             flow.on_judged(self._dispatch.is_judged)

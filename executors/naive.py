@@ -34,6 +34,8 @@ class NaiveExecutor:
         self._rollout_flow = rollout_flow
         self._source = source
         self._renderer = renderer
+        self.slots = max_concurrency
+        """Samples under way at once."""
         self._dispatch = Dispatch(
             source, self._rollout, room=Room(max_concurrency), let_go=self._let_go
         )

@@ -61,6 +61,8 @@ class RolloutWorker:
         self._alone = alone
         self.executor = self._build_executor()
         coordinator.on_withdrawn(name, self.executor.withdraw)
+        if not alone:
+            coordinator.share_among(name, self.executor.slots)
 
     def _build_executor(self) -> Executor:
         source = WorkerSource(self._coordinator, self.name)
@@ -112,6 +114,8 @@ class RolloutWorker:
     def stop(self) -> None:
         """Let `run` return once what has been started has ended. Callable from any thread."""
         self.executor.stop()
+        if not self._alone:
+            self._coordinator.share_among(self.name, 0)
 
     def gauges(self) -> dict[str, float]:
         """The executor's."""

@@ -128,9 +128,13 @@ class Books:
 
     # --- to workers and back ------------------------------------------------------------------
 
-    def next(self, worker: str, now: float) -> RolloutSample | None:
-        """Lease what `worker` was interrupted in, then orphans, validation, then what is new."""
-        for line in (self.partial.get(worker), self.partial[None], self.validation, self.queue):
+    def next(self, worker: str, now: float, *, own: bool = False) -> RolloutSample | None:
+        """Lease what `worker` was interrupted in, then orphans, validation, then what is new.
+
+        With `own` the first of these alone.
+        """
+        common = () if own else (self.partial[None], self.validation, self.queue)
+        for line in (self.partial.get(worker), *common):
             if not line or (line is self.queue and not self._may_begin()):
                 continue
             episode, _ = line.popitem(last=False)

@@ -90,6 +90,8 @@ class DataCoordinator:
         self._withdraw: dict[str, Callable[[RolloutSample], None]] = {}
         self._heard: dict[str, float] = {}
         self._given_up: set[str] = set()
+        self._slots: dict[str, int] = {}
+        """Of workers that samples are shared out among."""
         self._more_may_come = True
         self._failure: BaseException | None = None
 
@@ -189,11 +191,19 @@ class DataCoordinator:
         with self._lock:
             self._withdraw[worker] = call
 
+    def share_among(self, worker: str, slots: int) -> None:
+        """Share samples out among all of which this is said, with so many `slots` each.
+
+        One with free slots gets what is new before another that has more under way.
+        """
+        with self._changing():
+            self._slots[worker] = slots
+
     async def get_sample(self, worker: str = LOCAL) -> RolloutSample | None:
         """Lease a sample: one that `worker` was interrupted in, then an orphaned one, then a new.
 
-        Waits while others may still come back; None when all have ended. Raises WorkerGivenUp, and
-        what `fail` was told.
+        Waits while others may still come back, or another worker is to have the next; None when all
+        have ended. Raises WorkerGivenUp, and what `fail` was told.
         """
         waiter: Waiter | None = None
         while True:
@@ -202,9 +212,12 @@ class DataCoordinator:
                 if worker in self._given_up:
                     raise WorkerGivenUp(f"worker {worker!r} was given up; use a new name")
                 self._raise_failure()
-                sample = self._books.next(worker, self._runner.now())
-                if sample is not None or self._all_ended():
-                    return sample
+                sample = self._books.next(worker, self._runner.now(), own=self._is_ahead(worker))
+                ended = self._all_ended()
+            if sample is not None and len(self._slots) > 1:
+                self._changed.tell()  # it may be another's turn now
+            if sample is not None or ended:
+                return sample
             if waiter is not None:
                 await waiter.wait()
             waiter = self._changed.waiter()  # and look again: a change from now on wakes it
@@ -262,6 +275,7 @@ class DataCoordinator:
             self._given_up.add(worker)
             self._heard.pop(worker, None)
             self._withdraw.pop(worker, None)
+            self._slots.pop(worker, None)
             lost = self._books.revoke(worker)
         if lost:
             logger.warning("worker %s is given up; %d episodes start anew", worker, len(lost))
@@ -379,6 +393,12 @@ class DataCoordinator:
     def _hear(self, worker: str) -> None:
         if worker not in self._given_up:
             self._heard[worker] = self._runner.now()
+
+    def _is_ahead(self, worker: str) -> bool:
+        """Whether another one with free slots has less under way."""
+        under_way = self._books.ledger.under_way
+        own = under_way(worker)
+        return any(under_way(other) < min(own, slots) for other, slots in self._slots.items())
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -80,6 +80,7 @@ class SampleLedger:
         """Worker of a leased or partial episode; a partial one of a lost worker has none."""
         self._revoked: set[tuple[EpisodeId, str]] = set()
         """Leases that were taken away and have brought nothing yet."""
+        self._under_way = Counter[str]()
         self._dropped: Counter[Cause] = Counter()
         self._totals = LedgerCounts()
         self._in = Counter[SampleState]()
@@ -97,6 +98,10 @@ class SampleLedger:
     def owned_by(self, worker: str) -> list[EpisodeId]:
         """Return what `worker` has leased or interrupted, in the order in which it got them."""
         return [episode for episode, owner in self._owner.items() if owner == worker]
+
+    def under_way(self, worker: str) -> int:
+        """How many `worker` works on: what it has leased, and what was taken away meanwhile."""
+        return self._under_way[worker]
 
     def counts(self) -> LedgerCounts:
         """Copy the columns."""
@@ -139,6 +144,7 @@ class SampleLedger:
         """Give a waiting episode to `worker`."""
         assert self._state[episode] in {SampleState.QUEUED, SampleState.PARTIAL}
         self._move(episode, SampleState.LEASED, worker)
+        self._under_way[worker] += 1
 
     def interrupted(self, episode: EpisodeId, worker: str) -> bool:
         """Take an interrupted episode back; False: its lease had been given up, discard it.
@@ -173,7 +179,9 @@ class SampleLedger:
 
     def abandon(self, episode: EpisodeId, worker: str) -> None:
         """Hear that a lease that was taken away will bring nothing any more."""
-        self._revoked.discard((episode, worker))
+        if (episode, worker) in self._revoked:
+            self._revoked.remove((episode, worker))
+            self._under_way[worker] -= 1
 
     def revoke(self, worker: str) -> list[EpisodeId]:
         """Give a worker up: what it had leased is queued again and returned.
@@ -206,12 +214,13 @@ class SampleLedger:
     def _returned(self, episode: EpisodeId, worker: str) -> bool:
         """Whether `worker` has the lease; a lease that was taken away is used up by the call."""
         leased = self._state.get(episode) is SampleState.LEASED
-        if leased and self._owner[episode] == worker:
-            return True
-        if (episode, worker) not in self._revoked:
-            raise NotLeased(f"{episode} is not leased to {worker!r}, so it cannot come back")
-        self._revoked.discard((episode, worker))
-        return False
+        has_it = leased and self._owner[episode] == worker
+        if not has_it:
+            if (episode, worker) not in self._revoked:
+                raise NotLeased(f"{episode} is not leased to {worker!r}, so it cannot come back")
+            self._revoked.remove((episode, worker))
+        self._under_way[worker] -= 1
+        return has_it
 
     def _revoke(self, episode: EpisodeId) -> None:
         self._revoked.add((episode, self._owner[episode]))
@@ -237,5 +246,7 @@ class SampleLedger:
         assert all(self._state[episode] in owned for episode in self._owner)
         leased = [e for e, state in self._state.items() if state is SampleState.LEASED]
         assert all(episode in self._owner for episode in leased)
-        assert not {(e, self._owner[e]) for e in leased} & self._revoked
+        out = {(e, self._owner[e]) for e in leased}
+        assert not out & self._revoked
+        assert Counter(worker for _, worker in out | self._revoked) == +self._under_way
         assert self._totals.late + len(self._revoked) <= self._totals.revoked

@@ -83,6 +83,47 @@ async def test_partial_samples_go_before_new_ones_and_to_their_own_worker(
     assert await lease(coordinator, "w1") is mine
 
 
+async def test_new_samples_are_shared_out_among_workers(coordinator: DataCoordinator) -> None:
+    """Who has less under way gets the next one, as long as it has a slot; a lost one has none."""
+    coordinator.share_among("a", 2)
+    coordinator.share_among("b", 4)
+    for i in range(10):
+        coordinator.add([sample(str(i))])
+    got = await lease(coordinator, "a")
+    second = asyncio.create_task(coordinator.get_sample("a"))
+    await asyncio.sleep(0)
+    assert not second.done()  # b is to have it, though it has not asked yet
+    await lease(coordinator, "b")
+    await second
+    _, _, mine = [await lease(coordinator, "b") for _ in range(3)]  # a has no slot left
+    assert await coordinator.put_partial(mine, "b")
+    await coordinator.put_data(got, "a")
+    assert await lease(coordinator, "b") is mine  # nobody else's, whose turn it may be
+    third = asyncio.create_task(coordinator.get_sample("b"))
+    await asyncio.sleep(0)
+    assert not third.done()
+    coordinator.release_worker("a")
+    assert await third
+
+
+async def test_what_a_worker_still_ends_counts_as_under_way(coordinator: DataCoordinator) -> None:
+    """A dropped sample keeps its slot until its worker has done with it."""
+    coordinator.share_among("a", 1)
+    coordinator.share_among("b", 4)
+    for i in range(4):
+        coordinator.add([sample(str(i))])
+    dropped = await lease(coordinator, "a")
+    coordinator.drop(dropped.episode, Cause.SURPLUS)
+    await lease(coordinator, "b")
+    await lease(coordinator, "b")
+    coordinator.abandon(dropped, "a")
+    last = asyncio.create_task(coordinator.get_sample("b"))
+    await asyncio.sleep(0)
+    assert not last.done()
+    await lease(coordinator, "a")
+    last.cancel()
+
+
 async def test_none_is_given_out_only_when_all_have_ended(coordinator: DataCoordinator) -> None:
     """A waiting worker gets what another one returns; when that has ended, nobody waits on."""
     coordinator.add([sample()])

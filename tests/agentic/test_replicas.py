@@ -87,6 +87,12 @@ def check_closed(fleet: Fleet, backend: RolloutBackend) -> None:
     assert received == sum(figures.values()) > 0
 
 
+def begun_by(backend: RolloutBackend) -> list[float]:
+    """Give the episodes that each of two workers has under way."""
+    metrics = backend.metrics()
+    return [metrics[f"replica-{index}/running"] for index in range(2)]
+
+
 PROMPTS = rows(*"abcdefgh", turns=4)
 
 
@@ -117,6 +123,23 @@ async def test_each_replica_has_its_worker_and_samples_are_those_of_one(
     assert {"replica-0", "replica-1"} <= workers
     assert "local" not in workers
     assert both.envs.live_at_close == [0]  # one builder for both, closed last
+
+
+@pytest.mark.parametrize("action_level", [True, False])
+async def test_a_small_step_fills_all_replicas_alike(*, action_level: bool) -> None:
+    """Though one worker has slots for all of it."""
+    section = {"enable_action_level_scheduling": action_level, "max_concurrency": 32}
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        fleet = Fleet(await start(stack, 2), rollout=section)
+        async with fleet.backend as backend:
+            on_flow_worker = backend._runner.on_flow_worker
+            fleet.envs.hold = await on_flow_worker(_event())
+            stepping = asyncio.create_task(backend.step(PROMPTS[:4], n=2))
+            while sum(begun := begun_by(backend)) < 8:  # noqa: ASYNC110  # it does not tell
+                await asyncio.sleep(0)
+            assert begun == [4, 4]
+            await on_flow_worker(_set(fleet.envs.hold))
+            assert len(await stepping) == 4
 
 
 async def test_weights_are_updated_on_all_replicas_and_nothing_is_lost() -> None:
