@@ -13,7 +13,13 @@ from support import VOCAB, Sink, request
 from test_sglang_events import block, event
 
 from agentflow.engine.sglang import Deadlines, SglangConfig, SglangEngine
-from agentflow.errors import EngineAdminFailed, EngineDied, EngineRejected, EngineUnreachable
+from agentflow.errors import (
+    EngineAdminFailed,
+    EngineDied,
+    EngineOverloaded,
+    EngineRejected,
+    EngineUnreachable,
+)
 from agentflow.types import FinishReason, ModelInfo
 
 if TYPE_CHECKING:
@@ -107,6 +113,8 @@ async def test_a_cut_in_mid_chunk_keeps_what_came(then: str) -> None:
     ("answer", "error", "message"),
     [
         (b"HTTP/1.1 422 Bad\r\n\r\n" + b'{"error":{"message":"no"}}', EngineRejected, "422: no"),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nfull", EngineOverloaded, "HTTP 503: full"),
+        (b"HTTP/1.1 429 No\r\nContent-Length: 4\r\n\r\nfull", EngineOverloaded, "HTTP 429: full"),
         (b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\n<a>", EngineDied, "HTTP 502: <a>"),
         (b"HTTP/1.1 307 T\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n", EngineRejected, "307"),
         (b"HTTP/1.1 204 No\r\n\r\n", EngineRejected, "204"),
@@ -116,7 +124,7 @@ async def test_a_cut_in_mid_chunk_keeps_what_came(then: str) -> None:
         (CHUNKED + chunk(ODD_ABORT), EngineDied, "aborted with status 'busy': gone"),
         (b"HTTP/1.1 404 No\r\n\r\n" + b"<p>" * 100_000, EngineRejected, "404: <p><p>"),
     ],
-    ids=["422", "502", "307", "204", "ssh", "200", "binary", "status", "long"],
+    ids=["422", "503", "429", "502", "307", "204", "ssh", "200", "binary", "status", "long"],
 )
 async def test_other_answers_are_errors_that_say_so(
     answer: bytes, error: type[Exception], message: str

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from agentflow.engine.sglang.tokens import StreamEnd
 
 _SERVER_ERROR = 500
-_UNAVAILABLE = 503
+_NOT_TAKEN = frozenset({429, 503})
+"""A server's full queue; 429 is how a gateway in front of it sheds load."""
 _PRIORITY_OFF = "priority is disabled"
 _SHOWN = 600
 
@@ -46,8 +47,8 @@ def error_for_status(status: int, message: str) -> EngineError:
         return EngineRejected(
             f"{message} (start the server with --enable-priority-scheduling, or send no priority)"
         )
-    if status == _UNAVAILABLE:
-        return EngineOverloaded(f"HTTP 503: {message}")
+    if status in _NOT_TAKEN:
+        return EngineOverloaded(f"HTTP {status}: {message}")
     if status >= _SERVER_ERROR:
         return EngineDied(f"HTTP {status}: {message}")
     return EngineRejected(f"HTTP {status}: {message}")
