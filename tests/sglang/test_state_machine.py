@@ -22,6 +22,13 @@ from agentflow.errors import (
 )
 from agentflow.types import GenerationRequest, GenerationResult, SamplingParams
 
+DECODING = st.tuples(st.integers(0, 8), st.booleans())
+"""Tokens that the server decodes for each request, and whether it sends them in one event."""
+
+WHICH = st.integers(0, 99)
+"""Of those at hand, counted round: how many there are depends on when bytes arrive, and a draw or
+a precondition that did so would tell hypothesis two stories of one history."""
+
 SETTLE = 40
 """Turns of the loop after which loopback traffic has mostly arrived; nothing depends on it."""
 
@@ -56,6 +63,11 @@ class Turn:
         return not self.flying and self.result is None and not ended
 
 
+def _chosen(turns: list[Turn], which: int) -> list[Turn]:
+    """Return one of them, or none where there is none."""
+    return [turns[which % len(turns)]] if turns else []
+
+
 class EngineMachine(RuleBasedStateMachine):
     """The client, a fake server, and everything that may happen to them."""
 
@@ -71,39 +83,39 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9),
-        budget=st.integers(1, 30),
+        budget=st.integers(1, 60),
+        decoding=DECODING,
     )
-    def begin(self, prompt: list[int], budget: int) -> None:
-        """Begin a turn."""
+    def begin(self, prompt: list[int], budget: int, decoding: tuple[int, bool]) -> None:
+        """Begin a turn, and let the server decode a little, as it does after all that follows."""
         turn = Turn(number=len(self.turns), prompt=prompt, budget=budget)
         self.turns.append(turn)
         self.runner.run(self._fly(turn))
+        self._let_decode(decoding)
 
-    @precondition(lambda self: any(t.can_go_on for t in self.turns))
-    @rule(data=st.data())
-    def go_on(self, data: st.DataObject) -> None:
+    @rule(which=WHICH, decoding=DECODING)
+    def go_on(self, which: int, decoding: tuple[int, bool]) -> None:
         """Continue a turn that was interrupted."""
-        open_turns = [t for t in self.turns if t.can_go_on]
-        self.runner.run(self._fly(data.draw(st.sampled_from(open_turns))))
+        for turn in _chosen([t for t in self.turns if t.can_go_on], which):
+            self.runner.run(self._fly(turn))
+        self._let_decode(decoding)
 
-    @rule(count=st.integers(1, 12))
-    def decode(self, count: int) -> None:
+    @rule(decoding=DECODING)
+    def decode(self, decoding: tuple[int, bool]) -> None:
         """Let the server decode."""
-        self.runner.run(self._decode(count))
+        self._let_decode(decoding)
 
-    @precondition(lambda self: any(t.flying for t in self.turns))
-    @rule(data=st.data(), settle=st.booleans())
-    def abort(self, data: st.DataObject, *, settle: bool) -> None:
+    @rule(which=WHICH, settle=st.booleans())
+    def abort(self, which: int, *, settle: bool) -> None:
         """Abort a request in flight."""
-        turn = data.draw(st.sampled_from([t for t in self.turns if t.flying]))
-        self.runner.run(self._abort(turn, settle=settle))
+        for turn in _chosen([t for t in self.turns if t.flying], which):
+            self.runner.run(self._abort(turn, settle=settle))
 
-    @precondition(lambda self: any(t.flying for t in self.turns))
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(which=WHICH)
+    def cancel(self, which: int) -> None:
         """Cancel a request in flight."""
-        turn = data.draw(st.sampled_from([t for t in self.turns if t.flying]))
-        self.runner.run(self._cancel(turn))
+        for turn in _chosen([t for t in self.turns if t.flying], which):
+            self.runner.run(self._cancel(turn))
 
     @precondition(lambda self: not self.paused)
     @rule(mode=st.sampled_from(PauseMode))
@@ -133,25 +145,30 @@ class EngineMachine(RuleBasedStateMachine):
         self.runner.run(self.engine.update_weights_from_disk("/w", version=self.version))
 
     @precondition(lambda self: self.paused)
-    @rule()
-    def resume(self) -> None:
+    @rule(decoding=DECODING)
+    def resume(self, decoding: tuple[int, bool]) -> None:
         """Resume."""
         self.runner.run(self.engine.resume())
         self.paused = False
+        self._let_decode(decoding)
 
     @rule(
         fault=st.sampled_from(
-            ["lost_aborts", "overloaded", "cut_after_tokens", "garbage_after_tokens"]
+            [
+                *("lost_aborts", "overloaded", "duplicate_events"),
+                *("cut_after_tokens", "garbage_after_tokens"),
+            ]
         )
     )
     def fault(self, fault: str) -> None:
-        """Prepare one fault."""
+        """Prepare one fault; duplicates come until the server is killed."""
         setattr(self.server.faults, fault, 3 if fault.endswith("tokens") else 1)
 
-    @rule()
-    def kill(self) -> None:
-        """Kill the server and start another one with the same weights."""
-        self.runner.run(self._restart())
+    @rule(really=st.sampled_from([False, False, True]))
+    def kill(self, *, really: bool) -> None:
+        """Kill the server and start another one with the same weights; seldom, as it ends all."""
+        if really:
+            self.runner.run(self._restart())
 
     # --- what must hold -----------------------------------------------------------------------
 
@@ -183,6 +200,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.runner.close()
 
     # --- how ----------------------------------------------------------------------------------
+
+    def _let_decode(self, decoding: tuple[int, bool]) -> None:
+        count, at_once = decoding
+        self.runner.run(self._decode(count, at_once=at_once))
 
     async def _start(self) -> None:
         version = str(self.version) if self.version else "default"
@@ -222,10 +243,11 @@ class EngineMachine(RuleBasedStateMachine):
         except (GenerationAborted, EngineDied, EngineUnreachable, asyncio.CancelledError):
             return
 
-    async def _decode(self, count: int) -> None:
+    async def _decode(self, count: int, *, at_once: bool = False) -> None:
         for _ in range(count):
             self.server.step()
-            await asyncio.sleep(0)
+            if not at_once:
+                await asyncio.sleep(0)
         await self._settle()
 
     async def _abort(self, turn: Turn, *, settle: bool) -> None:
@@ -284,3 +306,10 @@ TestEngineMachine.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@pytest.mark.slow
+class TestEngineMachineAtLength(TestEngineMachine):  # type: ignore[misc, valid-type]
+    """The same, ten times as often and over longer histories."""
+
+    settings = settings(TestEngineMachine.settings, max_examples=120, stateful_step_count=40)
