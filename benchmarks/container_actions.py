@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentflow.errors import ConfigError
 from agentflow.runner import AsyncioRunner
 from agentflow.swe.environment.docker import DockerEnv, DockerEnvBuilder
+from agentflow.swe.environment.docker.errors import EngineUnavailable, ImageMissing
 from agentflow.types import ContainerSpec
 from benchmarks.report import output_file, positive, write_report
 
@@ -202,7 +204,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--live", type=positive, default=64)
     arguments = parser.parse_args()
-    flat = asyncio.run(run(arguments.rounds, arguments.live))
+    try:
+        flat = asyncio.run(run(arguments.rounds, arguments.live))
+    except (ConfigError, EngineUnavailable, ImageMissing) as error:
+        raise SystemExit(
+            f"error: {error} (`make docker` starts an engine with the image)"
+        ) from error
     show(flat)
     config = {"rounds": arguments.rounds, "live": arguments.live}
     write_report(arguments.json, flat, config=config)
