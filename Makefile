@@ -67,11 +67,15 @@ test-docker: setup
 	scripts/container-extras.sh
 	scripts/with-docker.sh sh -c '$(IMAGE) && $(PYTEST) -m docker'
 
-# A real SGLang on this CPU: its own environment (2.5 GB) and two small checkpoints.
-sglang-cpu: setup
-	$(BIN)/python -m agentflow.engine.sglang_cpu install
+SGLANG := $(BIN)/python -m agentflow.engine.sglang_cpu
 
-test-sglang: sglang-cpu
+# A real SGLang on this CPU, in an environment of its own (2.5 GB), with a small checkpoint that is
+# made here. It says where it listens, and serves until Ctrl-C.
+sglang-cpu: setup
+	$(SGLANG) serve
+
+test-sglang: setup
+	$(SGLANG) install
 	$(PYTEST) -m sglang
 
 # What a trainer brings: Ray, and torch in the version whose wheel for this CPU has no CUDA with it.
@@ -83,9 +87,9 @@ test-trainer: setup
 # A real language model on the CPU acts on the bundled tasks: 135M parameters, shown two worked
 # examples, keep the format, and rarely solve anything.
 demo-llm: setup
-	$(BIN)/python -m agentflow.engine.sglang_cpu install --smollm
+	$(SGLANG) install --smollm
 	rm -rf runs/demo-llm
-	$(BIN)/python -m agentflow.engine.sglang_cpu serve --smollm -- \
+	$(SGLANG) serve --smollm -- \
 		$(BIN)/agentflow demo-llm --engine '{url}' --model '{model}' --out runs/demo-llm
 
 # A million simulated turns of faults by action, fewer by trajectory, then random kills of real
