@@ -103,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = cast("asyncio.Transport", transport)  # a stream protocol's
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what was going on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from agentflow.swe.environment.docker.errors import StreamLost
 
@@ -97,8 +97,7 @@ class RawStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)  # a stream protocol's
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # a stream protocol's
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the waiter, or the owner."""
