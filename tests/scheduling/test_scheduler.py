@@ -91,15 +91,21 @@ def test_a_pending_item_that_waited_too_long_goes_first() -> None:
 
 
 def test_a_free_slot_is_used_before_anything_is_preempted() -> None:
-    """With a slot free, a high item gets it and nobody is aborted."""
+    """With a slot free, a high item gets it and nobody is aborted, whatever is asked first."""
     s = scheduler(FcfsPreempt(window=1), generations=2)
-    arrive(s, 2)
-    assert aborted(s) == []
+    high, low = arrive(s, 2)
+    begin(s)
+    s.advance(high, Event.NEEDS_GENERATION, 1.0)
+    assert low.stage is Stage.GENERATING
+    assert s.preempt(1.0) == []
+    assert names(s.generate(1.0)) == ["0"]
 
 
-def busy_with_low(**limits: float) -> tuple[ActionScheduler, list[WorkItem]]:
+def busy_with_low(
+    *, preempts: bool = True, **limits: float
+) -> tuple[ActionScheduler, list[WorkItem]]:
     """Two high items (0, 1) act in their environments while low ones (2, 3) hold both slots."""
-    s = scheduler(FcfsPreempt(window=2), generations=2, **limits)
+    s = scheduler(FcfsPreempt(window=2, preempts=preempts), generations=2, **limits)
     items = arrive(s, 4)
     begin(s)
     s.advance(items[0], Event.NEEDS_ENV_STEP, 0.0)
@@ -113,6 +119,25 @@ def test_the_newest_low_generation_is_the_victim() -> None:
     """What started last loses the least."""
     s, items = busy_with_low()
     s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
+    assert aborted(s) == ["3"]
+
+
+def test_without_preemption_a_high_item_waits_for_a_slot_and_gets_the_next() -> None:
+    """It is the first in line, and nobody is aborted for it."""
+    s, items = busy_with_low(preempts=False)
+    s.advance(items[1], Event.NEEDS_GENERATION, 1.0)
+    assert aborted(s) == []
+    s.advance(items[2], Event.NEEDS_GENERATION, 2.0)
+    assert names(s.generate(2.0)) == ["1"]
+
+
+def test_a_pause_preempts_nobody() -> None:
+    """A generation that an update leaves to the engine is aborted for nobody until it is over."""
+    s, items = busy_with_low()
+    s.paused = True
+    s.advance(items[0], Event.NEEDS_GENERATION, 1.0)
+    assert aborted(s) == []
+    s.paused = False
     assert aborted(s) == ["3"]
 
 
