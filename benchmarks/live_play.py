@@ -123,10 +123,10 @@ async def _drive(
 
 
 def _scheduling(workload: Workload) -> Scheduling:
-    live = workload["containers"]
+    live, slots = workload["containers"], workload["slots"]
     rollout = RolloutConfig(
         max_concurrency=live,
-        gen_concurrency=workload["slots"] + max(1, workload["slots"] // _AHEAD),
+        gen_concurrency=min(live, slots + max(1, slots // _AHEAD)),
         async_factor=1.0,
         start_concurrency=live,
         reward_concurrency=live,

@@ -57,6 +57,8 @@ SLOTS_SHARE = 0.25
 _PROFILE_LINES = 25
 IDLE = 500
 """Episodes whose memory is measured together."""
+GOALS = {"cpu_ratio_skeleton_10000": 2.5, "growth_100_to_10000": 1.3, "idle_episode_kb": 20.0}
+"""What these may be at most. A busy machine misses them by chance; the gate judges, by ratios."""
 
 
 class InlineRunner(AsyncioRunner):
@@ -82,6 +84,9 @@ def main() -> None:
     turns = options.turns
     figures = costs(options.rounds, turns) | {"idle_episode_kb": idle_episode_kb()}
     show(figures)
+    for name, goal in GOALS.items():
+        found = "reached" if figures[name] <= goal else "MISSED"
+        print(f"{name:26} at most {goal:g}: {found}")
     config = {"rounds": options.rounds, "turns": turns, "episodes": EPISODES, "idle": IDLE}
     write_report(options.json, figures, config=config)
     if options.profile:

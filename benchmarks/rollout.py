@@ -96,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for scenario in scenarios:
         seeds = {policy: _seeds(scenario, policy, options) for policy in policies}
         console.print(_table(scenario, seeds, figures))
-        console.print(_falls(scenario, policies, outcomes))
+        if (falls := _falls(scenario, policies, outcomes)).row_count:
+            console.print(falls)
     if options.plot is not None:
         from benchmarks.rollout_plot import plot  # noqa: PLC0415  # matplotlib is optional
 

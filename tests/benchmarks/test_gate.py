@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.engine_rivals import CLIENTS
 from benchmarks.gate import BASELINES, GATES, Gate, compare, main
+from benchmarks.overhead import GOALS
 from benchmarks.report import read_figures
 from benchmarks.rollout import COLUMNS
 from benchmarks.rollout_goals import goals, readme_table
@@ -125,6 +126,13 @@ def test_all_scenarios_and_policies_have_an_exact_baseline() -> None:
     assert named == set(product(columns, SCENARIOS, POLICIES))
     assert columns == set(COLUMNS)
     assert [goal.reached for goal in goals(figures)] == [True] * 5
+
+
+def test_what_scheduling_costs_has_a_baseline_that_reaches_its_goals() -> None:
+    """Every goal is gated, and none is missed by what is kept."""
+    figures = read_figures(BASELINES / "overhead.json")
+    assert GOALS.keys() == set(GATES["overhead"].lower)
+    assert {name for name, goal in GOALS.items() if figures[name] > goal} == set()
 
 
 def test_the_readme_tells_the_baseline() -> None:

@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 VOCAB = 32_000
 
 
-def small() -> Workload:
+def small(*, containers: int = 4) -> Workload:
     """Six short episodes whose environments take no time."""
-    workload = make_workload(episodes=6, turns=3, slots=2, containers=4)
+    workload = make_workload(episodes=6, turns=3, slots=2, containers=containers)
     for episode in workload["episodes"]:
         episode["start_s"] = 0.0
         episode["commands_s"] = [0.0 for _ in episode["commands_s"]]
     return workload
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_every_turn_has_the_tokens_that_the_workload_says(policy: str) -> None:
-    """By trajectory and by action, through the real client."""
+@pytest.mark.parametrize(("policy", "containers"), [*((name, 4) for name in POLICIES), ("fcfs", 2)])
+async def test_every_turn_has_the_tokens_that_the_workload_says(
+    policy: str, containers: int
+) -> None:
+    """By trajectory and by action, through the real client; also with no container to spare."""
     model = FakeModel(vocab_size=VOCAB, eos_id=VOCAB - 1, context_length=100_000)
-    workload = small()
+    workload = small(containers=containers)
     async with FakeSglang(FakeOptions(model=model, slots=2)) as server:
         tokens = await play(workload, (server.url,), policy=policy, vocab_size=VOCAB)
     wanted = [e["tokens"] * len(e["commands_s"]) for e in workload["episodes"]]
@@ -48,6 +50,17 @@ def test_a_driver_plays_all_of_it_and_loses_nothing_without_an_abort(driver: str
     assert columns["tokens_lost"] == 0
     assert 0 < columns["slot_use"] <= 1
     assert columns["cpu_ms_turn"] > 0
+
+
+@pytest.mark.slow
+def test_what_an_abort_in_the_middle_cost_is_counted() -> None:
+    """The library asks again for what it had; ours goes on from its tokens."""
+    lost = {}
+    for driver in ("peer_ours", "peer_mini"):
+        command = [sys.executable, "-m", f"benchmarks.{driver}"]
+        columns = play_peer(small(), command, servers=1, abort_after_s=0.5)
+        lost[driver] = columns["tokens_lost"]
+    assert lost["peer_ours"] == 0 < lost["peer_mini"]
 
 
 def test_without_a_gpu_it_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
