@@ -56,10 +56,12 @@ class CoordinatorHooks:
     ) -> Coroutine[Any, Any, float | None] | None:
         """Predict and report; None without a predictor, or when it fails."""
         predictor = self._connected()
-        return self._predict(predictor, sample, gen_turn_seq) if predictor is not None else None
+        if predictor is None:
+            return None
+        return self._predict(predictor, sample, sample.attempt, gen_turn_seq)
 
     async def _predict(
-        self, predictor: Predictor, sample: SWESample, gen_turn_seq: int
+        self, predictor: Predictor, sample: SWESample, attempt: int, gen_turn_seq: int
     ) -> float | None:
         try:
             tokens = await predictor.predict(sample.messages)
@@ -68,7 +70,11 @@ class CoordinatorHooks:
             logger.info("%s: no prediction: %s", sample.episode, error)
             return None
         fresh = self._coordinator.report_prediction(
-            sample.episode, tokens, gen_turn_seq=gen_turn_seq, worker=self._worker
+            sample.episode,
+            tokens,
+            gen_turn_seq=gen_turn_seq,
+            attempt=attempt,
+            worker=self._worker,
         )
         return tokens if fresh else None
 

@@ -306,18 +306,25 @@ class DataCoordinator:
         """Hear that a leased episode waits for its first generation."""
         with self._lock:
             if self._books.ledger.owner(episode) == worker:
-                self._books.inflight.add(episode, worker)
+                attempt = self._books.samples[episode].attempt
+                self._books.inflight.add(episode, worker, attempt)
 
     def report_prediction(
-        self, episode: EpisodeId, tokens: float, *, gen_turn_seq: int, worker: str = LOCAL
+        self,
+        episode: EpisodeId,
+        tokens: float,
+        *,
+        gen_turn_seq: int,
+        attempt: int,
+        worker: str = LOCAL,
     ) -> bool:
-        """Take the tokens that an episode will still generate, predicted after a turn.
+        """Take the tokens that an episode will still generate, predicted after a turn of `attempt`.
 
         False when it is stale, and discarded. Raises ValueError for an impossible number.
         """
         with self._lock:
             return self._books.inflight.predict(
-                episode, tokens, worker=worker, gen_turn_seq=gen_turn_seq
+                episode, tokens, worker=worker, attempt=attempt, gen_turn_seq=gen_turn_seq
             )
 
     def get_priority_snapshot(self) -> PrioritySnapshot:

@@ -20,7 +20,8 @@ class InflightRegistry:
     """Episodes in flight by identity, and groups by uid."""
 
     def __init__(self) -> None:
-        self._worker: dict[EpisodeId, str] = {}
+        self._attempt: dict[EpisodeId, tuple[str, int]] = {}
+        """Who has it, and which of its attempts that is."""
         self._predicted: dict[EpisodeId, float] = {}
         self._gen_turn_seq: dict[EpisodeId, int] = {}
         """Generation that the prediction was made after."""
@@ -31,33 +32,35 @@ class InflightRegistry:
         """Predictions and reports that came too late and were discarded."""
 
     def __len__(self) -> int:
-        return len(self._worker)
+        return len(self._attempt)
 
     def __contains__(self, episode: object) -> bool:
-        return episode in self._worker
+        return episode in self._attempt
 
-    def add(self, episode: EpisodeId, worker: str) -> None:
+    def add(self, episode: EpisodeId, worker: str, attempt: int) -> None:
         """An episode generates at `worker` from now on."""
-        self._worker[episode] = worker
+        self._attempt[episode] = worker, attempt
         self._gen_turn_seq.pop(episode, None)
         self._version += 1
 
     def discard(self, episode: EpisodeId) -> None:
         """It does no more."""
-        if self._worker.pop(episode, None) is not None:
+        if self._attempt.pop(episode, None) is not None:
             self._predicted.pop(episode, None)
             self._gen_turn_seq.pop(episode, None)
             self._version += 1
 
-    def predict(self, episode: EpisodeId, tokens: float, *, worker: str, gen_turn_seq: int) -> bool:
-        """Take a prediction; False: it is stale, of an older turn or of another worker's attempt.
+    def predict(
+        self, episode: EpisodeId, tokens: float, *, worker: str, attempt: int, gen_turn_seq: int
+    ) -> bool:
+        """Take a prediction; False: it is stale, of an older turn or of another attempt.
 
         Raises ValueError for a number of tokens that cannot be.
         """
         if not 0 <= tokens < float("inf"):
             raise ValueError(f"{episode}: {tokens!r} predicted tokens; it must be a finite number")
         seen = self._gen_turn_seq.get(episode, -1)
-        if self._worker.get(episode) != worker or gen_turn_seq <= seen:
+        if self._attempt.get(episode) != (worker, attempt) or gen_turn_seq <= seen:
             self.stale += 1
             return False
         self._gen_turn_seq[episode] = gen_turn_seq

@@ -267,7 +267,9 @@ async def test_stale_predictions_are_discarded(coordinator: DataCoordinator) -> 
     episode = got.episode
 
     def report(tokens: float, seq: int, worker: str = "w") -> bool:
-        return coordinator.report_prediction(episode, tokens, gen_turn_seq=seq, worker=worker)
+        return coordinator.report_prediction(
+            episode, tokens, gen_turn_seq=seq, attempt=0, worker=worker
+        )
 
     assert not report(1.0, 0)  # it is not in flight yet
     coordinator.replica_inflight(episode, "w")
@@ -281,6 +283,30 @@ async def test_stale_predictions_are_discarded(coordinator: DataCoordinator) -> 
     assert coordinator.gauges()["stale_predictions"] == 4
     with pytest.raises(ValueError, match="nan predicted tokens"):
         report(float("nan"), 5)
+
+
+async def test_a_prediction_of_an_interrupted_attempt_says_nothing_of_the_next(
+    coordinator: DataCoordinator,
+) -> None:
+    """The same worker has the episode again, and counts its turns anew."""
+    coordinator.add([sample()])
+    got = await lease(coordinator, "w")
+
+    def report(tokens: float, *, attempt: int, seq: int) -> bool:
+        return coordinator.report_prediction(
+            got.episode, tokens, gen_turn_seq=seq, attempt=attempt, worker="w"
+        )
+
+    coordinator.replica_inflight(got.episode, "w")
+    assert report(70.0, attempt=0, seq=7)
+    got.attempt += 1
+    await coordinator.put_partial(got, "w")
+    assert await lease(coordinator, "w") is got
+    coordinator.replica_inflight(got.episode, "w")
+    assert not report(99.0, attempt=0, seq=8)
+    assert coordinator.get_priority_snapshot().predicted == {}
+    assert report(50.0, attempt=1, seq=1)
+    assert coordinator.get_priority_snapshot().predicted == {got.episode: 50.0}
 
 
 async def test_an_episode_without_a_lease_cannot_be_in_flight(
@@ -320,10 +346,10 @@ async def test_a_snapshot_of_ten_thousand_episodes_costs_little(
     for _ in range(10_000):
         got = await lease(coordinator)
         coordinator.replica_inflight(got.episode)
-        coordinator.report_prediction(got.episode, 100.0, gen_turn_seq=0)
+        coordinator.report_prediction(got.episode, 100.0, gen_turn_seq=0, attempt=0)
     spent = []
     for turn in range(1, 6):
-        coordinator.report_prediction(got.episode, 1.0 + turn, gen_turn_seq=turn)
+        coordinator.report_prediction(got.episode, 1.0 + turn, gen_turn_seq=turn, attempt=0)
         began = time.thread_time()
         snapshot = coordinator.get_priority_snapshot()
         spent.append(time.thread_time() - began)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from world import World, assert_same_tokens, turns
 
+from agentflow.types import SyncMode
 from executors.hooks import CoordinatorHooks, PredictionFailed
 from priority.policies import LongestPredictedFirst
 
@@ -117,6 +118,34 @@ async def test_an_answer_that_comes_after_the_next_generation_began_changes_noth
     world.check_closed()
     assert len(predictor.asked) == 3
     assert set(policy.known) == {None}
+
+
+async def test_an_answer_that_comes_after_an_interruption_keeps_no_later_one_out() -> None:
+    """It was made for another attempt, whose turns were counted by themselves."""
+    policy = Told()
+    world = World(seed=0, tasks=1, n=1, lengths={"t0": 4}, policy=policy)
+
+    def resumed() -> bool:
+        kinds = world.events.kinds()
+        return "resumed" in kinds and "generation_started" in kinds[kinds.index("resumed") :]
+
+    predictor = Predictor(ready=lambda number: number > 1 or resumed())
+    predicted(world, predictor)
+
+    async def disturb() -> None:
+        while not (predictor.asked and world.engine.gauges()["running"]):
+            await turns(1)
+        await world.sync().run(SyncMode.ABORT, world.new_weights)
+        await asyncio.Event().wait()
+
+    await world.run(disturb)
+    await world.close()
+    world.check_closed()
+    assert resumed()
+    first, second, *_ = predictor.asked
+    assert 1000.0 - first not in policy.known
+    assert 1000.0 - second in policy.known
+    assert world.coordinator.gauges()["stale_predictions"] == 1
 
 
 async def test_the_snapshot_is_there_before_the_first_episode_and_is_refreshed() -> None:
