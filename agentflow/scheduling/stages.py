@@ -24,6 +24,7 @@ class Stage(StrEnum):
     GENERATING = "generating"
     ACTING = "acting"
     FINALIZING = "finalizing"
+    """Its result is read and its environment removed; or that is let go until it comes back."""
     STARTING = "starting"
     REWARDING = "rewarding"
     DONE = "done"
@@ -51,7 +52,7 @@ class Event(StrEnum):
     REWARDED = "rewarded"
     """Its reward is known: it was judged, or there was nothing to judge."""
     INTERRUPTED = "interrupted"
-    """A weight sync took it out in mid-generation."""
+    """A weight sync ended its generation; and then: its environment is let go."""
     FAILED = "failed"
     """It cannot go on, wherever it was."""
 
@@ -88,12 +89,13 @@ TRANSITIONS: Final = {
     (GENERATING, Event.NEEDS_GENERATION): RESUMING,
     (GENERATING, Event.NEEDS_ENV_STEP): ENV_QUEUED,
     (GENERATING, Event.TERMINATED): FINALIZING,
-    (GENERATING, Event.INTERRUPTED): LEFT,
+    (GENERATING, Event.INTERRUPTED): FINALIZING,
     (ENV_QUEUED, Event.DISPATCHED): ACTING,
     (ACTING, Event.NEEDS_GENERATION): RESUMING,
     (ACTING, Event.TERMINATED): FINALIZING,
     (FINALIZING, Event.FINALIZED): REWARD_QUEUED,
     (FINALIZING, Event.REWARDED): DONE,
+    (FINALIZING, Event.INTERRUPTED): LEFT,
     (REWARD_QUEUED, Event.DISPATCHED): REWARDING,
     (REWARDING, Event.REWARDED): DONE,
 } | {(stage, Event.FAILED): DONE for stage in (*WAITING, *IN_FLIGHT)}

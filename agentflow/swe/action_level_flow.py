@@ -225,6 +225,7 @@ class ActionLevelSWEAgentFlow(SWEAgentFlow):
             self._events.emit("preempted", sample.episode, preemptions=item.preemptions + 1)
             self._advance(item, Event.NEEDS_GENERATION)
         else:
+            self._advance(item, Event.INTERRUPTED)  # an update waits for generations alone
             await self.on_abort(sample, state if self._partial_rollout else WITHDRAWN)
             self._core.detached += self._envs.keeps(sample.episode)
             save_partial(sample, dc_sample)

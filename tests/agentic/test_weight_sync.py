@@ -152,6 +152,25 @@ async def test_a_sync_does_not_wait_for_a_slow_judge() -> None:
     world.check_closed()
 
 
+async def test_a_sync_does_not_wait_for_the_environments_of_whom_it_interrupts() -> None:
+    """They are let go, or removed as here, beside the update, however long that takes."""
+    world = World(seed=0, tasks=2, n=2, partial_rollout=False)
+    run = asyncio.ensure_future(world.worker.run_here())
+    async with asyncio.timeout(20):
+        while not world.engine.gauges()["running"]:
+            await turns(1)
+        world.envs.hold = asyncio.Event()
+        try:
+            await world.sync().run(SyncMode.ABORT, world.new_weights)
+            assert world.worker.gauges()["finalizing"] > world.worker.gauges()["interrupted"] == 0
+        finally:
+            world.envs.hold.set()
+        await run
+    await world.close()
+    world.check_closed()
+    assert any(sample.attempt for sample in world.ended)
+
+
 async def test_commands_and_starts_go_on_while_generations_are_paused() -> None:
     """During an update environments start and commands end; no generation begins."""
     world = World(seed=0)

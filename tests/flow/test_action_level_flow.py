@@ -274,6 +274,25 @@ async def test_a_sync_in_abort_mode_saves_every_generation(stage: Stage) -> None
     await flow.close()
 
 
+async def test_a_generation_that_a_sync_overtakes_is_never_sent(stage: Stage) -> None:
+    """Its turn had come and its request was not made: nobody could have aborted it later."""
+    engine = stage.engine = SteppedEngine()
+    flow = stage.flow()
+    sample = new_sample()
+    async with asyncio.timeout(5):
+        task = asyncio.ensure_future(run(flow, sample))
+        while not flow.gauges()["generating"]:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0)
+        assert engine.rids == []
+        await flow.pause_generations(SyncMode.ABORT)
+        with pytest.raises(RolloutGenerationAborted):
+            await task
+    assert engine.rids == []
+    assert sample.attempt == 1
+    await flow.close()
+    assert not stage.envs.live
+
+
 class SilentEngine(SteppedEngine):
     """Gives no token before it is let go."""
 

@@ -40,7 +40,7 @@ class Marked:
 ENDS = {
     Stage.STARTING: [Event.STARTED, Event.FAILED],
     Stage.ACTING: [Event.NEEDS_GENERATION, Event.TERMINATED, Event.FAILED],
-    Stage.FINALIZING: [Event.FINALIZED, Event.REWARDED, Event.FAILED],
+    Stage.FINALIZING: [Event.FINALIZED, Event.REWARDED, Event.INTERRUPTED, Event.FAILED],
     Stage.REWARDING: [Event.REWARDED, Event.FAILED],
     Stage.GENERATING: [
         Event.NEEDS_ENV_STEP,
