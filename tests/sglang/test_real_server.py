@@ -27,8 +27,11 @@ CONCURRENT = 16
 async def test_hundreds_of_aborts_leave_no_trace(
     engine: SglangEngine, successors: dict[str, list[int]]
 ) -> None:
-    """240 generations, aborted at random moments under load and continued, equal calm ones."""
-    chance = random.Random(SEED)
+    """240 generations, aborted at random moments under load and continued, equal calm ones.
+
+    And what the server counts as generated is what came, not a token more.
+    """
+    chance, counted = random.Random(SEED), await engine.generated_tokens()
     calm, stormy = Runs(engine), Runs(engine)
     async with asyncio.TaskGroup() as group:
         undisturbed = [group.create_task(calm.to_the_end(n, [])) for n in range(PROMPTS)]
@@ -51,6 +54,8 @@ async def test_hundreds_of_aborts_leave_no_trace(
     assert stormy.aborts > RUNS / 2
     (load,) = await engine.loads()
     assert (load.running, load.waiting) == (0, 0)
+    received = sum(len(task.result().ids) for task in (*undisturbed, *tasks))
+    assert await engine.generated_tokens() - counted == received == (PROMPTS + RUNS) * BUDGET
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
