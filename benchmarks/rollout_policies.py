@@ -6,19 +6,16 @@ perfect predictions: what they show is the most that a predictor could bring.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from agentflow.config import RolloutConfig
 from agentflow.policies import BUILTIN_POLICY
 from executors.virtual.drivers import action_level, action_level_of, naive
+from executors.virtual.replica_drivers import one_each
 
 if TYPE_CHECKING:
-    from agentflow.sim.setup import Simulation
-    from agentflow.types import SyncMode
     from benchmarks.rollout_scenarios import Scenario
-    from executors.data.coordinator import DataCoordinator
-    from executors.virtual.drivers import ActionLevel, Driver, DriverFactory
+    from executors.virtual.drivers import ActionLevel, DriverFactory
 
 SLOTS: Final = "trajectory_slots"
 """NaiveExecutor with as many trajectories as generation slots."""
@@ -43,7 +40,9 @@ def driver_of(policy: str, scenario: Scenario) -> DriverFactory:
         worker = naive(share)
     else:
         worker = action_level(_settings(policy, scenario, live=share))
-    return worker if scenario.replicas == 1 else _a_worker_each(worker)
+    if scenario.replicas == 1:
+        return worker
+    return one_each([worker] * scenario.replicas, alike=False)
 
 
 def _settings(policy: str, scenario: Scenario, *, live: int) -> ActionLevel:
@@ -65,53 +64,3 @@ def _settings(policy: str, scenario: Scenario, *, live: int) -> ActionLevel:
         submitted=episodes if scenario.replicas == 1 else live,
         foresees=policy not in _UNFORESEEING,
     )
-
-
-def _a_worker_each(worker: DriverFactory) -> DriverFactory:
-    def make(simulation: Simulation, source: DataCoordinator, name: str) -> Driver:
-        workers = [
-            worker(simulation.on_replica(index), source, f"{name} {index}")
-            for index in range(len(simulation.engines))
-        ]
-        return _Workers(name, workers)
-
-    return make
-
-
-class _Workers:
-    """Several drivers as one."""
-
-    def __init__(self, name: str, workers: list[Driver]) -> None:
-        self.name = name
-        self._workers = workers
-
-    async def run(self) -> None:
-        """Roll out every sample of the source."""
-        async with asyncio.TaskGroup() as tasks:
-            for worker in self._workers:
-                tasks.create_task(worker.run())
-
-    async def close(self) -> None:
-        """Close all."""
-        for worker in self._workers:
-            await worker.close()
-
-    def pause_dispatch(self) -> None:
-        """Start no new sample."""
-        for worker in self._workers:
-            worker.pause_dispatch()
-
-    def resume_dispatch(self) -> None:
-        """Go on starting samples."""
-        for worker in self._workers:
-            worker.resume_dispatch()
-
-    async def pause_generations(self, mode: SyncMode) -> None:
-        """Let no generation start."""
-        for worker in self._workers:
-            await worker.pause_generations(mode)
-
-    async def resume_generations(self) -> None:
-        """Generate again."""
-        for worker in self._workers:
-            await worker.resume_generations()

@@ -38,7 +38,7 @@ def shares(rollout: RolloutConfig, replicas: int) -> list[RolloutConfig]:
     names = [name for name in _SHARED if getattr(rollout, name) is not None]
     return [
         rollout.model_copy(
-            update={name: _share(getattr(rollout, name), replicas, index) for name in names}
+            update={name: share(getattr(rollout, name), replicas, index) for name in names}
         )
         for index in range(replicas)
     ]
@@ -53,7 +53,8 @@ _SHARED = (
 )
 
 
-def _share(total: int, replicas: int, index: int) -> int:
+def share(total: int, replicas: int, index: int) -> int:
+    """Give one worker's share of a limit, which is at least 1."""
     return max(1, total // replicas + (index < total % replicas))
 
 

@@ -75,6 +75,10 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
             raise typer.Exit(code)
         if json is not None and not json.parent.is_dir():
             raise ConfigError(f"--json {json}: the folder {json.parent} is not there")
+        if live < replicas:
+            raise ConfigError(
+                f"--live {live}: is less than --replicas {replicas}; each needs an episode at least"
+            )
         growth = 0.0
         if from_ is not None:
             traces, context = _recorded(from_), _CONTEXT_ROOM
@@ -93,6 +97,7 @@ def simulate_command(  # noqa: PLR0913  # one parameter an option
             live=live,
             containers=containers,
             submitted=len(traces),
+            replicas=replicas,
         )
         report = simulate(ordered(traces, order, spec.timings), config, driver)
         _print_report(report)

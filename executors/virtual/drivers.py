@@ -18,8 +18,9 @@ from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
 from agentflow.swe.scheduling_hooks import NoHooks, Scheduling
 from executors.agentic import AgenticExecutor, AgenticSettings
 from executors.naive import NaiveExecutor
-from executors.scheduling import scheduling_of
+from executors.scheduling import make_settings, scheduling_of, share, shares
 from executors.source import WorkerSource
+from executors.virtual.replica_drivers import one_each
 from executors.weight_sync import Pausable
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class Driver(Pausable, Protocol):
         """The worker that it is to the coordinator."""
         ...
 
+    @property
+    def slots(self) -> int:
+        """Samples that it has under way at once."""
+        ...
+
     async def run(self) -> None:
         """Roll out every sample of the source."""
         ...
@@ -64,6 +70,7 @@ class _Driver:
         self, executor: NaiveExecutor | AgenticExecutor, flow: AgentFlow, *, name: str
     ) -> None:
         self.name = name
+        self.slots = executor.slots
         self._executor = executor
         self._flow = flow
         self.pause_dispatch = executor.pause_dispatch
@@ -111,6 +118,8 @@ class ActionLevel:
     policy: Policy
     submitted: int
     """Episodes that are handed to the flow at once, waiting for an environment included."""
+    judged: int = 0
+    """Of these, places for episodes that only wait to be judged, and for no others."""
     kv_share: float | None = None
     """Share of KV memory that live contexts may take; None: all that there are."""
     foresees: bool = True
@@ -146,6 +155,7 @@ class ActionLevelDriver(_Driver):
             runner=simulation.runner,
             settings=AgenticSettings(
                 window=settings.submitted,
+                judged=settings.judged,
                 max_attempts=settings.max_attempts,
                 status_s=_STATUS_S,
                 stall_s=_STALL_S,
@@ -224,26 +234,60 @@ _POLICIES = {
 
 
 def driver_of(
-    schedule: Schedule, *, slots: int, live: int, containers: int | None, submitted: int
+    schedule: Schedule,
+    *,
+    slots: int,
+    live: int,
+    containers: int | None,
+    submitted: int,
+    replicas: int = 1,
 ) -> DriverFactory:
     """Return the driver of `schedule` with `live` episodes, on an engine of `slots` slots.
 
     What is not said here is as in a run whose configuration does not say it either; but as many
-    environments start, and as many episodes are judged, as there are episodes.
+    environments start, and as many episodes are judged, as there are episodes. With `replicas` each
+    has a worker with its share of all that, as in a run: it takes no more than it can begin.
+    Otherwise the flow gets `submitted` at once, for its policy to choose from. Raises ConfigError.
     """
-    if schedule is Schedule.NAIVE:
-        return naive(live)
     if schedule is Schedule.ACTION_DRAWN:
         raise ConfigError("action-drawn: is for fault runs, whose seeds draw it")
-    rollout = RolloutConfig(
+    rollout = _rollout(schedule, slots=slots, live=live, containers=containers)
+    if schedule is Schedule.NAIVE:
+        workers = [naive(part.max_concurrency) for part in shares(rollout, replicas)]
+    elif replicas == 1:
+        settings = action_level_of(rollout, submitted=submitted)
+        workers = [action_level(_within(settings, containers))]
+    else:
+        workers = [
+            action_level(
+                _no_more_than_begun(part, containers and share(containers, replicas, index))
+            )
+            for index, part in enumerate(shares(rollout, replicas))
+        ]
+    return workers[0] if replicas == 1 else one_each(workers)
+
+
+def _rollout(schedule: Schedule, *, slots: int, live: int, containers: int | None) -> RolloutConfig:
+    if schedule is Schedule.NAIVE:
+        return RolloutConfig(max_concurrency=live)
+    return RolloutConfig(
         max_concurrency=live,
         gen_concurrency=min(slots, live),
         start_concurrency=live if containers is None else min(live, containers),
         reward_concurrency=live,
         policy={"name": _POLICIES[schedule]},
     )
-    settings = action_level_of(rollout, submitted=submitted)
-    if containers is not None:
-        admitted = min(settings.limits.admitted, containers)
-        settings = replace(settings, limits=replace(settings.limits, admitted=admitted))
-    return action_level(settings)
+
+
+def _within(settings: ActionLevel, containers: int | None) -> ActionLevel:
+    if containers is None:
+        return settings
+    limits = settings.limits
+    return replace(settings, limits=replace(limits, admitted=min(limits.admitted, containers)))
+
+
+def _no_more_than_begun(rollout: RolloutConfig, containers: int | None) -> ActionLevel:
+    """Give the settings of one of several workers."""
+    judged = make_settings(rollout, alone=False).judged
+    settings = _within(action_level_of(rollout, submitted=0), containers)
+    return replace(settings, submitted=settings.limits.admitted + judged, judged=judged)

@@ -177,3 +177,17 @@ def test_generated_tokens_are_those_of_the_engine() -> None:
     report = simulate(tiny(), MACHINES["replicas"], naive(12))
     masked = sum(int(np.sum(sample.response_mask)) for sample in report.samples)
     assert sum(use.generated_tokens for use in report.uses) == masked
+
+
+@pytest.mark.parametrize("schedule", [Schedule.NAIVE, Schedule.ACTION_FCFS])
+@pytest.mark.parametrize("containers", [None, 4])
+def test_replicas_are_driven_by_a_worker_each(schedule: Schedule, containers: int | None) -> None:
+    """All of them work, every episode ends, and no token is lost between them."""
+    machine = config(slots=2, replicas=3, containers=containers)
+    driver = driver_of(schedule, slots=6, live=8, containers=containers, submitted=20, replicas=3)
+    report = simulate(tiny(), machine, driver)
+    assert len(report.samples) == 20
+    assert report.rho >= 1
+    spent = [use.generated_tokens for use in report.uses]
+    assert sum(spent) == sum(int(np.sum(sample.response_mask)) for sample in report.samples)
+    assert min(spent) > 0

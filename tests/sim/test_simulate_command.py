@@ -98,3 +98,20 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         code, output = call("simulate", *args)
         assert code == 2
         assert told in output
+
+
+def test_each_replica_has_a_worker_with_its_share(tmp_path: Path) -> None:
+    """As in a run, whatever is scheduled."""
+    for schedule in ("naive", "action-fcfs"):
+        path = tmp_path / f"{schedule}.json"
+        words = ("--schedule", schedule, "--replicas", "2", "--slots", "2", "--live", "5")
+        code, output = call(*TINY, *words, "--json", str(path))
+        assert code == 0, output
+        assert orjson.loads(path.read_bytes())["figures"]["episodes"] == 8
+
+
+def test_fewer_live_episodes_than_replicas_is_an_error() -> None:
+    """Each has a worker, and that an episode."""
+    code, output = call(*TINY, "--replicas", "3", "--live", "2")
+    assert code != 0
+    assert "--live 2: is less than --replicas 3" in output
