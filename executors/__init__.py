@@ -2,7 +2,7 @@
 
     backend          RolloutBackend: what a trainer holds; trainers/ has adapters for some
     data/            DataCoordinator: which samples there are, and what became of each
-    worker           RolloutWorker: takes samples and runs one of the two executors
+    worker           RolloutWorker: one replica's; takes samples and runs one of two executors
     agentic, naive   AgenticExecutor by actions, NaiveExecutor by whole trajectories
     weight_sync      pauses workers and engines while weights are replaced
     task_scheduler/  the second way in: batches, admitted against a resource pool

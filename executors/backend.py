@@ -1,9 +1,10 @@
 """RolloutBackend: what a trainer holds.
 
-    trainer ─ step, submit, validate ─▶ DataCoordinator ─▶ RolloutWorker ─▶ flow ─▶ engine
+    trainer ─ step, submit, validate ─▶ DataCoordinator ─▶ RolloutWorkers ─▶ flows ─▶ engine
             ◀─ groups, ack ────────────       ▲                  ▲
             ─ pause, weights_updated, resume ─┴─── WeightSync ───┘
 
+There is a worker with a flow for each replica of the engine.
 Owns nothing but the parts' life: it starts them, passes calls on, and takes them down. What runs
 when is the flow's decision, which group is complete the coordinator's. Everything is called on one
 event loop; code without one takes `SyncRolloutBackend` (`backend.sync()`).

@@ -122,8 +122,6 @@ def scheduling_facts(workers: Mapping[str, RolloutConfig]) -> dict[str, Any]:
     """
     each = {name: _facts_of(rollout) for name, rollout in workers.items()}
     first = next(iter(each.values()))
-    if len(each) == 1:
-        return first
     summed = {key: sum(facts[key] for facts in each.values()) for key in first.keys() & _LIMITS}
     return {**first, **summed, "workers": each}
 

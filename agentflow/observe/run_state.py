@@ -167,7 +167,7 @@ class RunState:
 
     @property
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
-        """Each worker's own limits, where there are several."""
+        """Each worker's own limits, where the run tells them."""
         found: Mapping[str, Mapping[str, Any]] = self.run.get("workers", {})
         return found
 

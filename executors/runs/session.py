@@ -1,14 +1,14 @@
 """Rollout: one run, from its configuration to its summary.
 
-    config ─▶ tasks ─▶ samples ─▶ DataCoordinator ─▶ RolloutWorker ─▶ AgentFlow ─▶ engine
-                                        │ ended                         │ after every turn
-                                        ▼                               ▼
-                              RunDir.save_sample, Summary      RunDir.save_trajectory
+    config ─▶ tasks ─▶ samples ─▶ DataCoordinator ─▶ RolloutWorkers ─▶ AgentFlows ─▶ engine
+                                        │ ended                           │ after every turn
+                                        ▼                                 ▼
+                              RunDir.save_sample, Summary        RunDir.save_trajectory
 
-Two loops: samples, summary and terminal are on the caller's; the flow, its environments and the
+Two loops: samples, summary and terminal are on the caller's; flows, their environments and the
 engine, from its first call to its close, on the runner's flow worker, where trajectories are saved
-too, each episode's own file at a time. Events come from both and are written under a lock. With
-several replicas each has a worker on a thread of its own, and samples end there, one at a time.
+too, each episode's own file at a time. With several replicas of the engine each has a worker on a
+thread of its own, and samples end there, one at a time. Events are written under a lock.
 
 Owns the order in which parts are made and taken down. Whatever is wrong with the input raises
 ConfigError before the run directory is touched; once it is open, run.json tells how the run ended.
@@ -173,7 +173,7 @@ class Rollout:
             events.emit("run_started", planned=self.summary.planned, **scheduled)
             self._issue(coordinator, meter)
             others = [watch.run] if rehearsal is None else [watch.run, rehearsal]
-            work = beside(partial(run_all, workers), others)
+            work = partial(beside, partial(run_all, workers), others)
             await self._drive(work, coordinator, meter=meter, events=events, watch=watch)
         return self.summary
 
@@ -303,7 +303,7 @@ class Rollout:
 
     async def _drive(
         self,
-        work: Coroutine[Any, Any, None],
+        work: Callable[[], Awaitable[None]],
         coordinator: DataCoordinator,
         *,
         meter: MeteredModel,
@@ -317,7 +317,7 @@ class Rollout:
         status, error = RunStatus.FAILED, None
         try:
             await self._on_flow_worker(meter.watch_engine)
-            await work
+            await work()
             self.summary.tokens.unseen = await self._on_flow_worker(meter.unseen)
             status = RunStatus.DONE
         except asyncio.CancelledError:

@@ -208,6 +208,23 @@ def test_a_run_that_goes_on_in_another_process_has_nothing_under_way() -> None:
     assert slots.busy_s == 2.0
 
 
+def test_a_replica_that_a_run_goes_on_without_has_no_slots() -> None:
+    """It was killed with two servers and is resumed with one: nothing idles where nothing is."""
+    two = {name: {"generations": 2} for name in ("replica-0", "replica-1")}
+    state = fold(
+        line(0, "run_started", planned=1, generations=4, workers=two),
+        line(0, "issued", "a"),
+        line(0, "leased", "a", worker="replica-1"),
+        line(1, "run_started", planned=1, generations=4, workers={"local": {"generations": 4}}),
+        line(1, "leased", "a", worker="local"),
+    )
+    state.books.settle(11)
+    slots = state.books.replicas
+    assert {name: replica.total for name, replica in slots.items()} == {"replica-1": 0, "local": 4}
+    assert sum(slots["replica-1"].idle_s.values()) == 0
+    assert sum(slots["local"].idle_s.values()) == 40
+
+
 def test_times_never_run_backwards_and_what_is_no_event_is_counted(tmp_path: Path) -> None:
     """Two threads may write in another order than they looked at the clock."""
     path = tmp_path / "events.jsonl"
