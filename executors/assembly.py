@@ -14,6 +14,7 @@ from executors.worker import RolloutWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AsyncExitStack
 
     from agentflow.config import AgentflowConfig, RolloutConfig
     from agentflow.engine.turns import EngineAccess
@@ -72,12 +73,13 @@ def make_workers(
     meter: MeteredModel,
     coordinator: DataCoordinator,
     *,
+    stack: AsyncExitStack,
     runner: Runner,
     load: Callable[..., AgentFlow] = load_flow,
 ) -> list[RolloutWorker]:
     """Make a worker, with a flow of its own, for every replica of the engine. Raises ConfigError.
 
-    `load` is `load_flow` with its keywords, but for `env`. Close the workers last one first: the
+    `load` is `load_flow` with its keywords, but for `env`. `stack` closes them, last one first: the
     first one's flow has the environments' builder, which the others share.
     """
     engines, workers = meter.replicas(), list[RolloutWorker]()
@@ -103,5 +105,6 @@ def make_workers(
             config=rollout,
             alone=len(engines) == 1,
         )
+        stack.push_async_callback(worker.close)
         workers.append(worker)
     return workers

@@ -131,10 +131,8 @@ class BackendParts:
             run_id=run_dir.run_id if run_dir is not None else None,
         )
         workers = make_workers(
-            config, access, parts.meter, parts.coordinator, runner=runner, load=load
+            config, access, parts.meter, parts.coordinator, stack=stack, runner=runner, load=load
         )
-        for worker in workers:
-            stack.push_async_callback(worker.close)
         parts.use(workers)
         return parts
 

@@ -156,9 +156,7 @@ class Rollout:
             model = await self._on_flow_worker(reach)
             events = JsonlEvents(self.dir.path / "events.jsonl", self._runner)
             coordinator = self._coordinator(events)
-            workers = self._workers(access, meter, events, coordinator)
-            for worker in workers:
-                stack.push_async_callback(worker.close)
+            workers = self._workers(access, meter, events, coordinator, stack=stack)
             rehearsal = self._rehearsal(workers, engine, events)
             watch = self._watch(events, workers)
             stack.callback(watch.close)
@@ -188,9 +186,7 @@ class Rollout:
             meter = MeteredModel(access.engine)
             stack.push_async_callback(self._on_flow_worker, meter.close)
             events = JsonlEvents(self.dir.path, self._runner)
-            workers = self._workers(access, meter, events, self._coordinator(events))
-            for worker in workers:
-                stack.push_async_callback(worker.close)
+            workers = self._workers(access, meter, events, self._coordinator(events), stack=stack)
             self._rehearsal(workers, access.engine, events)
         return self.summary.planned
 
@@ -264,6 +260,8 @@ class Rollout:
         meter: MeteredModel,
         events: JsonlEvents,
         coordinator: DataCoordinator,
+        *,
+        stack: AsyncExitStack,
     ) -> list[RolloutWorker]:
         load = partial(
             load_flow,
@@ -274,7 +272,7 @@ class Rollout:
             run_id=self.dir.run_id,
         )
         return make_workers(
-            self._config, access, meter, coordinator, runner=self._runner, load=load
+            self._config, access, meter, coordinator, stack=stack, runner=self._runner, load=load
         )
 
     def _watch(self, events: JsonlEvents, workers: Sequence[RolloutWorker]) -> Watch:

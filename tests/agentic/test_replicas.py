@@ -23,6 +23,7 @@ from agentflow.errors import ConfigError
 from agentflow.observe.records import EventFile
 from agentflow.observe.run_state import RunState
 from agentflow.runner import AsyncioRunner
+from agentflow.swe import action_level_agentflow
 from agentflow.types import SamplingParams, SyncMode
 from executors.data.coordinator import WorkerGivenUp
 from executors.runs.session import Rollout
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentflow.config import AgentflowConfig
+    from agentflow.protocols import AgentFlow, Runner
+    from agentflow.swe.scheduling_hooks import Scheduling
     from agentflow.types import RolloutSample
     from executors.backend import RolloutBackend
     from executors.data.groups import Group
@@ -217,13 +220,14 @@ async def test_a_worker_whose_thread_stands_still_loses_its_lease() -> None:
 
     async def stand_still() -> None:
         stands.set()
-        goes_on.wait()
+        goes_on.wait(60)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         world.envs.hold = await runner.on_flow_worker(_event())
         runs = [tasks.create_task(_given_up(w.run())) for w in (silent, lively)]
-        while coordinator.counts().leased < 8:  # noqa: ASYNC110  # both have taken all they can
-            await asyncio.sleep(0)
+        under_way = coordinator._books.ledger.under_way
+        while not (under_way("silent") and under_way("lively")):  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the books do not tell
         tasks.create_task(runner.on_worker("silent", stand_still()))
         await runner.to_thread(stands.wait)
         now[0] = 10.0
@@ -293,6 +297,42 @@ async def test_too_little_for_all_replicas_is_told_before_anything_is_written(
         with pytest.raises(ConfigError, match=r"rollout\.max_concurrency: 1 is less than the 2"):
             await fleet.backend.start()
         assert not out.exists()
+
+
+flows_made = [0]
+
+
+def one_alone(config: Mapping[str, Any], model: EngineAccess, **parts: Any) -> AgentFlow:
+    """Make a flow for the first replica alone."""
+    flows_made[0] += 1
+    if flows_made[0] > 1:
+        raise ValueError("there is no second one")
+    return action_level_agentflow(config, model, **parts)
+
+
+def with_its_own(
+    config: Mapping[str, Any], model: EngineAccess, *, scheduling: Scheduling, runner: Runner
+) -> AgentFlow:
+    """Make a flow that takes nobody's environments."""
+    return action_level_agentflow(config, model, scheduling=scheduling, runner=runner)
+
+
+async def test_a_flow_that_cannot_be_made_for_every_replica_leaves_nothing() -> None:
+    """Those that were made are closed."""
+    async with AsyncExitStack() as stack:
+        fleet = Fleet(await start(stack, 2), flow={"name": f"{__file__}:one_alone"})
+        with pytest.raises(ConfigError, match="there is no second one"):
+            await fleet.backend.start()
+    assert fleet.envs.live_at_close == [0]
+
+
+async def test_a_flow_of_the_users_need_not_share_environments() -> None:
+    """Each has its own builder then, and closes it."""
+    async with asyncio.timeout(60), AsyncExitStack() as stack:
+        fleet = Fleet(await start(stack, 2), flow={"name": f"{__file__}:with_its_own"})
+        async with fleet.backend as backend:
+            assert len(await backend.step(PROMPTS[:2], n=2)) == 2
+        check_closed(fleet, backend)
 
 
 async def test_what_a_run_of_several_replicas_shows(tmp_path: Path) -> None:
