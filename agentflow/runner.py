@@ -10,8 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import uvloop
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -107,19 +105,11 @@ async def _elsewhere(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLo
     return task.result()
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop for a thread of ours: uvloop's, which spends the least on what sockets bring.
-
-    Its `time()` is in whole milliseconds and stands still while callbacks run.
-    """
-    return uvloop.new_event_loop()
-
-
 class LoopThread:
     """A thread that runs an event loop until told to stop."""
 
     def __init__(self, name: str) -> None:
-        self.loop = new_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 

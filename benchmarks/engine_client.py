@@ -3,8 +3,7 @@
 CPU time of this process alone, against a server in another process that answers from memory; then
 the lag of the event loop under many open streams, beside the lag of an idle loop. `cpu_ratio_NAME`
 is what a client spends on one generation at every concurrency, to what ours does;
-`cpu_ratio_NAME_100` at one. All of it runs on the same kind of loop, the one of our threads if
-`--loop` names no other. Fails when the loop is over MAX_LAG_RATIO times as late as an idle one.
+`cpu_ratio_NAME_100` at one. Fails when the loop is over MAX_LAG_RATIO times as late as an idle one.
 """
 
 from __future__ import annotations
@@ -16,27 +15,23 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agentflow.engine.token_record import TokenRecord
-from agentflow.runner import new_loop
 from benchmarks.engine_rivals import CLIENTS, Ours
 from benchmarks.engine_server import VOCAB
 from benchmarks.report import output_file, positive, show, write_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.engine_rivals import Client
 
-T = TypeVar("T")
 
 PROMPT = 32_768
 EVENTS = 200
-LOOPS = {"uvloop": new_loop, "asyncio": asyncio.new_event_loop}
 RUNS = {1: 30, 100: 200, 1000: 1000}
 """Generations at each concurrency."""
 
@@ -57,17 +52,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=5, help="medians are over so many")
     parser.add_argument("--concurrency", type=positive, nargs="+", default=list(RUNS))
     parser.add_argument("--no-lag", action="store_true")
-    parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="what every client is on")
     options = parser.parse_args()
     figures: dict[str, float] = {}
     for concurrency in options.concurrency:
-        figures |= costs(concurrency, options.rounds, loop=options.loop)
+        figures |= costs(concurrency, options.rounds)
     figures |= overall_ratios(figures)
     if not options.no_lag:
-        figures |= lags(options.loop)
+        figures |= lags()
     show(figures)
-    print(f"every client on a loop of {options.loop}")
-    config = {"prompt": PROMPT, "events": EVENTS, "rounds": options.rounds, "loop": options.loop}
+    config = {"prompt": PROMPT, "events": EVENTS, "rounds": options.rounds}
     write_report(options.json, figures, config=config)
     if figures.get("lag_ratio_idle", 0.0) > MAX_LAG_RATIO:
         raise SystemExit(f"a gate fails: lag_ratio_idle <= {MAX_LAG_RATIO:g}")
@@ -76,14 +69,14 @@ def main() -> None:
 # --- CPU per generation -----------------------------------------------------------------------
 
 
-def costs(concurrency: int, rounds: int, *, loop: str) -> dict[str, float]:
+def costs(concurrency: int, rounds: int) -> dict[str, float]:
     """Return CPU microseconds of each client, and the others' as ratios to ours."""
     runs = RUNS.get(concurrency, concurrency)
     with server(EVENTS, 1, 0.0, 0) as url:
         seen: dict[str, list[float]] = {name: [] for name in CLIENTS}
         for _ in range(rounds):
             for name, make in CLIENTS.items():
-                cpu_s = _run(_cpu_s(make, url, concurrency, runs), loop)
+                cpu_s = asyncio.run(_cpu_s(make, url, concurrency, runs))
                 seen[name].append(cpu_s / runs * 1e6)
     figures: dict[str, float] = {}
     for name, values in seen.items():
@@ -136,13 +129,13 @@ async def _generate_all(client: Client, ids: list[int], numbers: range, concurre
 # --- lag of the loop --------------------------------------------------------------------------
 
 
-def lags(loop: str) -> dict[str, float]:
+def lags() -> dict[str, float]:
     """Return how late a timer fires with many open streams, and in an idle loop."""
-    idle = _run(_lag_of(LAG_S), loop)
+    idle = asyncio.run(_lag_of(LAG_S))
     interval_s = OPEN_STREAMS * CHUNK / TOKENS_PER_S
     events = round(OPEN_STREAMS / STARTS_PER_S / interval_s)
     with server(events, CHUNK, interval_s, OPEN_STREAMS) as url:
-        busy, tokens_per_s = _run(_busy_lag(url), loop)
+        busy, tokens_per_s = asyncio.run(_busy_lag(url))
     p99_idle, p99 = (float(np.percentile(lag, 99)) * 1e3 for lag in (idle, busy))
     return {
         "lag_p50_ms": float(np.percentile(busy, 50)) * 1e3,
@@ -154,11 +147,11 @@ def lags(loop: str) -> dict[str, float]:
 
 
 async def _lag_of(seconds: float) -> list[float]:
-    lags = []
-    end = time.perf_counter() + seconds
-    while (now := time.perf_counter()) < end:
+    loop, lags = asyncio.get_running_loop(), []
+    end = loop.time() + seconds
+    while (now := loop.time()) < end:
         await asyncio.sleep(TICK_S)
-        lags.append(max(0.0, time.perf_counter() - now - TICK_S))
+        lags.append(max(0.0, loop.time() - now - TICK_S))
     return lags
 
 
@@ -207,12 +200,6 @@ async def _busy_lag(url: str) -> tuple[list[float], float]:
 
 
 # --- around it --------------------------------------------------------------------------------
-
-
-def _run(coro: Coroutine[Any, Any, T], loop: str) -> T:
-    """Run on a new loop of the kind named."""
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        return runner.run(coro)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-import uvloop
 
 from agentflow.runner import AsyncioRunner
 
@@ -36,17 +35,6 @@ async def test_results_and_errors_come_back(runner: AsyncioRunner) -> None:
     assert await runner.on_flow_worker(name()) == "agentflow-flow-worker"
     with pytest.raises(ZeroDivisionError):
         await runner.on_flow_worker(fail())
-
-
-async def test_each_worker_has_a_loop_of_uvloop(runner: AsyncioRunner) -> None:
-    """What the engine's client costs is measured on this one."""
-
-    async def loop() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
-
-    loops = [await runner.on_worker(name, loop()) for name in ("a", "b")]
-    assert [type(loop) for loop in loops] == [uvloop.Loop, uvloop.Loop]
-    assert loops[0] is not loops[1]
 
 
 async def test_a_cancelled_wait_ends_when_the_work_has_cleaned_up(runner: AsyncioRunner) -> None:

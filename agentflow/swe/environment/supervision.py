@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from agentflow.aio import shielded
 from agentflow.swe.environment.supervisor import FAREWELL, KILL_PATIENCE_S, LENGTH
@@ -83,9 +83,10 @@ class Call(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        self._transport = cast("asyncio.Transport", transport)  # a stream protocol's
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         body = json.dumps(asdict(self._launch)).encode()
-        self._transport.write(LENGTH.pack(len(body)) + body)
+        transport.write(LENGTH.pack(len(body)) + body)
 
     def data_received(self, data: bytes) -> None:
         """Collect the answer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from agentflow.swe.environment.docker.errors import StreamLost
 
@@ -97,7 +97,8 @@ class RawStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self._transport = cast("asyncio.Transport", transport)  # a stream protocol's
+        assert isinstance(transport, asyncio.Transport)  # a stream protocol's
+        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the waiter, or the owner."""
