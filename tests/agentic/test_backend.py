@@ -138,7 +138,6 @@ async def test_new_weights_between_pause_and_resume() -> None:
     holding = Holding()
     async with asyncio.timeout(30), holding.backend as backend:
         backend.submit(rows("a", "b", "c", turns=8))
-        backend.finish()
         for version, mode in enumerate(SyncMode, start=1):
             await backend.pause(mode)
             with pytest.raises(RuntimeError, match="paused already"):
@@ -147,8 +146,10 @@ async def test_new_weights_between_pause_and_resume() -> None:
             await backend.resume()
         with pytest.raises(ValueError, match="version 1 is below the last one, 4"):
             backend.weights_updated(1)
+        backend.submit(rows("d"))  # however fast the others were
+        backend.finish()
         groups = await collect(backend)
-        assert sorted(uids(groups)) == ["a", "b", "c"]
+        assert sorted(uids(groups)) == ["a", "b", "c", "d"]
         newest = max(int(s.weight_versions.max()) for g in groups for s in g)
         assert newest == len(SyncMode)
         tokens_close(backend)
