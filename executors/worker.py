@@ -93,7 +93,7 @@ class RolloutWorker:
         await self._runner.on_worker(self.name, self.run_here())
 
     async def run_here(self) -> None:
-        """The same on the caller's loop, for a process that has only one worker."""
+        """The same on the caller's loop, as an actor of its own has one."""
         renewing = asyncio.create_task(self._renew(), name=f"lease of {self.name}")
         try:
             await self.executor.run()
@@ -141,10 +141,7 @@ class RolloutWorker:
 
 
 async def run_all(workers: Sequence[RolloutWorker]) -> None:
-    """Run every worker on its thread, or the only one on the caller's loop; one's bug ends all."""
-    if len(workers) == 1:
-        await workers[0].run_here()
-        return
+    """Run every worker on its thread; one's bug ends all."""
     async with asyncio.TaskGroup() as tasks:
         for worker in workers:
             tasks.create_task(worker.run(), name=f"worker {worker.name}")

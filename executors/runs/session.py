@@ -5,10 +5,10 @@
                                         ▼                                 ▼
                               RunDir.save_sample, Summary        RunDir.save_trajectory
 
-Two loops: samples, summary and terminal are on the caller's; flows, their environments and the
-engine, from its first call to its close, on the runner's flow worker, where trajectories are saved
-too, each episode's own file at a time. With several replicas of the engine each has a worker on a
-thread of its own, and samples end there, one at a time. Events are written under a lock.
+Everything is put together and watched on the caller's loop. Each replica of the engine has a worker
+on a thread of its own, where samples end, one at a time. Flows, their environments and the engine,
+from its first call to its close, are on the runner's flow worker, where trajectories are saved too,
+each episode's own file at a time. Events are written under a lock.
 
 Owns the order in which parts are made and taken down. Whatever is wrong with the input raises
 ConfigError before the run directory is touched; once it is open, run.json tells how the run ended.
@@ -85,7 +85,7 @@ class Watcher(Protocol):
         ...
 
     def ended(self, sample: RolloutSample) -> None:
-        """See a sample that has ended."""
+        """See a sample that has ended; on a worker's thread, one call at a time."""
         ...
 
 

@@ -32,6 +32,8 @@ class Flow:
     partials: list[object] = field(default_factory=list)
     """What each submission went on from."""
     made: list[SWESample] = field(default_factory=list)
+    given_up: list[SWESample] = field(default_factory=list)
+    """Whose environments were to be removed."""
     progress = 0
 
     async def preprocess(self, sample: RolloutSample) -> SWESample:
@@ -50,7 +52,8 @@ class Flow:
         make_fallback(dc_sample, Ending(cause=Cause.SUBMITTED, phase="generation"))
 
     async def give_up(self, sample: SWESample) -> None:
-        """There is nothing to remove."""
+        """Take note."""
+        self.given_up.append(sample)
 
     async def pause_generations(self, mode: SyncMode) -> None:
         """Nothing generates."""
@@ -108,9 +111,11 @@ async def test_an_abort_that_the_flow_did_not_save_is_saved_by_the_executor() ->
 
 
 async def test_one_that_is_aborted_too_often_ends_as_a_fallback_with_its_cause() -> None:
-    """Whatever raises it."""
+    """Whatever raises it; its environment is removed."""
     aborts: list[BaseException] = [GenerationAborted("again")] * 9
-    sample = await ended(Flow(World(tasks=0), in_submit=aborts), max_attempts=3)
+    flow = Flow(World(tasks=0), in_submit=aborts)
+    sample = await ended(flow, max_attempts=3)
+    assert flow.given_up == [flow.made[-1]]
     assert sample.ending is not None
     assert (sample.ending.cause, sample.attempt) == (Cause.WEIGHT_SYNC, 3)
     assert sample.ending.message == "was interrupted 3 times"

@@ -188,19 +188,17 @@ async def test_cancelling_keeps_what_has_ended_and_removes_every_environment(
 ) -> None:
     """run.json says interrupted; the ledger closes with the tokens of the unfinished episodes."""
     out = tmp_path / "run"
-    seen = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     class Watcher:
         def started(self, planned: int) -> None: ...
 
         def ended(self, sample: RolloutSample) -> None:
-            seen.set()
+            loop.call_soon_threadsafe(work.cancel)
 
     work = asyncio.ensure_future(
         rollout(parts.make_config(out, run={"n": 50}), watcher=Watcher()).run()
     )
-    await seen.wait()
-    work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
     figures, run = read(out / "summary.json"), read(out / "run.json")

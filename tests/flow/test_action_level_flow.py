@@ -274,6 +274,34 @@ async def test_a_sync_in_abort_mode_saves_every_generation(stage: Stage) -> None
     await flow.close()
 
 
+class HesitantEngine(SteppedEngine):
+    """Ends an aborted generation when it is let go, not at once."""
+
+    async def abort(self, rid: str) -> None:
+        """Take note."""
+        self.aborted.append(rid)
+
+
+async def test_a_pause_in_abort_mode_waits_for_the_end_of_every_generation(stage: Stage) -> None:
+    """An abort that was asked for is none: weights are replaced when nothing is generated."""
+    engine = stage.engine = HesitantEngine()
+    flow = stage.flow()
+    async with asyncio.timeout(5):
+        runs = [asyncio.ensure_future(run(flow, new_sample(name))) for name in "ab"]
+        first, second = await engine.until(2)
+        pausing = asyncio.ensure_future(flow.pause_generations(SyncMode.ABORT))
+        for rid in (first, second):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert sorted(engine.aborted) == sorted([first, second])
+            assert not pausing.done()
+            engine.waiting[rid].set_result(False)
+        await pausing
+        results = await asyncio.gather(*runs, return_exceptions=True)
+    assert [type(r) for r in results] == [RolloutGenerationAborted] * 2
+    await flow.close()
+
+
 async def test_a_generation_that_a_sync_overtakes_is_never_sent(stage: Stage) -> None:
     """Its turn had come and its request was not made: nobody could have aborted it later."""
     engine = stage.engine = SteppedEngine()

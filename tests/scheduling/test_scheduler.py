@@ -270,6 +270,28 @@ def test_rewards_go_before_commands_and_both_before_starts() -> None:
     assert names(s.interact(0.0)) == ["1", "0", "new"]
 
 
+def test_each_stage_has_its_own_limit() -> None:
+    """Starts, commands and rewards each wait for one of their own kind to end."""
+    s = scheduler(generations=9, starts=1, commands=1, rewards=1)
+    items = [s.submit(EpisodeId(uid=str(i)), 0.0) for i in range(4)]
+    for item in items:
+        assert s.interact(0.0) == [item]
+        assert s.interact(0.0) == []
+        s.advance(item, Event.STARTED, 0.0)
+    s.generate(0.0)
+    for item in items[:2]:
+        s.advance(item, Event.NEEDS_ENV_STEP, 0.0)
+    for item in items[2:]:
+        s.advance(item, Event.TERMINATED, 0.0)
+        s.advance(item, Event.FINALIZED, 0.0)
+    assert names(s.interact(0.0)) == ["2", "0"]
+    assert s.interact(0.0) == []
+    s.advance(items[0], Event.NEEDS_GENERATION, 0.0)
+    assert names(s.interact(0.0)) == ["1"]
+    s.advance(items[2], Event.REWARDED, 0.0)
+    assert names(s.interact(0.0)) == ["3"]
+
+
 def test_a_stale_prediction_is_discarded() -> None:
     """What was predicted for an earlier generation says nothing about this one."""
     s = scheduler(LongestPredictedFirst())

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.sglang
 MODEL = Layout.default().checkpoint("a")
 
 
-async def run(url: str, out: Path, *options: str, tasks: int = 4) -> str:
-    """Roll out bundled tasks from a shell; returns what it printed."""
-    words = ["run", "--tasks", "bundled", "--limit", str(tasks)]
+async def run(url: str, out: Path, *options: str, source: str = "bundled", tasks: int = 4) -> str:
+    """Roll out tasks from a shell; returns what it printed."""
+    words = ["run", "--tasks", source, "--limit", str(tasks)]
     words += ["--engine", url, "--out", str(out)]
     settings = [f"engine.model={MODEL}", "sampling.max_new_tokens=40", *options]
     for setting in settings:
@@ -71,8 +71,9 @@ async def test_samples_are_what_the_server_reported(sglang_url: str, tmp_path: P
     assert (summary["tokens"]["unaccounted"], summary["tokens"]["unseen"]) == (0, 0)
 
 
+@pytest.mark.parametrize("source", ["bundled", "pypi"])
 async def test_scheduled_by_action_under_syncs_and_preemptions_they_still_are(
-    sglang_url: str, tmp_path: Path
+    sglang_url: str, tmp_path: Path, source: str
 ) -> None:
     """Groups of 4, aborted for updates at random and for each other: closed and exact."""
     out = tmp_path / "run"
@@ -93,6 +94,7 @@ async def test_scheduled_by_action_under_syncs_and_preemptions_they_still_are(
             "rollout.max_preemptions=20",
             "rollout.max_attempts=1000",
             "rollout.rehearse_syncs_s=1.5",
+            source=source,
             tasks=3,
         )
     generated = check_run(out, witness.generations)
