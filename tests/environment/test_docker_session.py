@@ -296,6 +296,26 @@ def test_a_cancellation_outlives_the_connection_that_breaks_over_it() -> None:
     within_patience(main())
 
 
+@pytest.mark.parametrize("dead", [False, True])
+def test_clearing_connects_anew_or_tells_that_the_container_is_dead(*, dead: bool) -> None:
+    """Its connection broke just before: nothing but a typed error comes out."""
+
+    async def main() -> None:
+        container = PaperContainer()
+        session = HelperSession(container)
+        await session.open()
+        container.streams[0].break_off()
+        container.dead = container.no_connection = dead
+        if dead:
+            with pytest.raises(ContainerDied):
+                await session.clear()
+        else:
+            await session.clear()
+            assert len(container.streams) == 2
+
+    within_patience(main())
+
+
 def test_an_engine_that_takes_no_connection_is_told() -> None:
     """Neither a first connection nor a new one is waited for without end."""
 

@@ -113,7 +113,9 @@ class HelperSession:
     async def clear(self) -> None:
         """Kill everything but the helper."""
         async with self._turn:
-            (await self._connected())[0].write(wire.frame(wire.CLEAR))
+            await self._reconnect()
+            assert self._link is not None
+            self._link.write(wire.frame(wire.CLEAR))
 
     def share(self) -> None:
         """Tell the helper, now or when it answers again, that another one runs beside it."""
