@@ -1,9 +1,11 @@
 """What a generation costs this process: our client beside httpx and aiohttp, in one run.
 
 CPU time of this process alone, against a server in another process that answers from memory; then
-the lag of the event loop under many open streams, beside the lag of an idle loop. `cpu_ratio_NAME`
-is what a client spends on one generation at every concurrency, to what ours does;
-`cpu_ratio_NAME_100` at one. Fails when the loop is over MAX_LAG_RATIO times as late as an idle one.
+the lag of the event loop under many open streams, beside the lag of an idle loop. The server has
+the loop that SGLang has: where events come faster than a client takes them, one read brings several
+of them, whichever client it is. `cpu_ratio_NAME` is what a client spends on one generation at every
+concurrency, to what ours does; `cpu_ratio_NAME_100` at one. Fails when the loop is over
+MAX_LAG_RATIO times as late as an idle one.
 """
 
 from __future__ import annotations
