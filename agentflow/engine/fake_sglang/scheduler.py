@@ -1,4 +1,4 @@
-"""FakeScheduler: slots, queue, pause modes, aborts and weights, as the real server does them.
+"""FakeScheduler: slots, KV, queue, pause modes, aborts, weights, as the real server does them.
 
 Pure: `step` decodes one token for every running request; whoever drives it decides when.
 Invariants: a request is waiting, running or finished; a finished one has a reason and stays as it
@@ -40,15 +40,21 @@ class FakeRequest:
         """Whether it has ended."""
         return self.reason is not None
 
+    @property
+    def context(self) -> int:
+        """Tokens whose KV it needs."""
+        return len(self.prompt) + len(self.output)
+
 
 class FakeScheduler:
     """All requests of one server."""
 
     def __init__(
-        self, model: FakeModel, *, slots: int, max_queued: int | None, version: str
+        self, model: FakeModel, *, slots: int, kv_tokens: int, max_queued: int | None, version: str
     ) -> None:
         self._model = model
         self._slots = slots
+        self._kv_tokens = kv_tokens
         self._max_queued = max_queued
         self.version = version
         self.running: list[FakeRequest] = []
@@ -133,10 +139,18 @@ class FakeScheduler:
             return
         self.ahead = False
         self.waiting.sort(key=lambda request: -request.priority)
-        while self.waiting and len(self.running) < self._slots:
+        while self.waiting and len(self.running) < self._slots and self._fits(self.waiting[0]):
             self.running.append(self.waiting.pop(0))
+        while not self._fits():
+            self.waiting.insert(0, newest := self.running.pop())
+            newest.retractions += 1
         for request in list(self.running):
             self._decode(request)
+
+    def _fits(self, *more: FakeRequest) -> bool:
+        """Whether KV holds a next token of all; one alone always has its way."""
+        all_ = (*self.running, *more)
+        return len(all_) <= 1 or sum(r.context + 1 for r in all_) <= self._kv_tokens
 
     def _decode(self, request: FakeRequest) -> None:
         tail = (request.prompt[-WINDOW:] + request.output[-WINDOW:])[-WINDOW:]

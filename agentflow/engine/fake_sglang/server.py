@@ -44,6 +44,7 @@ class FakeOptions:
     max_queued: int | None = None
     """`--max-queued-requests`."""
     kv_tokens: int = 65_536
+    """KV memory: who finds no room waits, the newest is retracted where contexts outgrow it."""
     incremental: bool = True
     """`--incremental-streaming-output`."""
     priority: bool = True
@@ -66,6 +67,7 @@ class FakeSglang:
         self.scheduler = FakeScheduler(
             self.options.model,
             slots=self.options.slots,
+            kv_tokens=self.options.kv_tokens,
             max_queued=self.options.max_queued,
             version=self.options.version,
         )
