@@ -8,8 +8,10 @@ actor is a shell over it.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
+from agentflow.aio import beside
 from agentflow.errors import ConfigError
 from agentflow.naive_flow import NaiveFlow
 from agentflow.swe.action_level_flow import ActionLevelSWEAgentFlow
@@ -94,16 +96,17 @@ class RolloutWorker:
 
     async def run_here(self) -> None:
         """The same on the caller's loop, as an actor of its own has one."""
-        renewing = asyncio.create_task(self._renew(), name=f"lease of {self.name}")
+        lease_s = self._coordinator.lease_s
         try:
-            await self.executor.run()
+            if lease_s is None:
+                await self.executor.run()
+            else:
+                await beside(self.executor.run, [partial(self._renew, lease_s)])
         finally:
-            renewing.cancel()
             self._coordinator.release_worker(self.name)
 
-    async def _renew(self) -> None:
-        lease_s = self._coordinator.lease_s
-        while lease_s is not None:
+    async def _renew(self, lease_s: float) -> None:
+        while True:
             self._coordinator.renew(self.name)
             await asyncio.sleep(lease_s / _RENEWALS)
 
